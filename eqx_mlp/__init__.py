@@ -1,0 +1,25 @@
+"""Train Equinox models with compiled steps, and see the gradient of each example."""
+
+from . import data as data
+from . import losses as losses
+from . import metrics as metrics
+from . import nn as nn
+from .nn import MLP as MLP
+from .nn import ResidualMLP as ResidualMLP
+from .per_example import ExampleStats as ExampleStats
+from .per_example import clipped_grad as clipped_grad
+from .per_example import per_example_grad as per_example_grad
+from .per_example import per_example_grad_norm as per_example_grad_norm
+from .per_example import per_example_value_and_grad as per_example_value_and_grad
+from .train import Callback as Callback
+from .train import FitResult as FitResult
+from .train import TrainState as TrainState
+from .train import evaluate as evaluate
+from .train import fit as fit
+from .train import init_state as init_state
+from .train import make_step as make_step
+from .train import mean_grad as mean_grad
+from .train import multi_transform as multi_transform
+from .train import predict as predict
+
+__version__ = "0.1.0"

@@ -1,0 +1,138 @@
+"""A deep perceptron that trains at depth: pre-norm residual blocks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .._checked import checked
+from .._types import ArrayLike, Key
+from ._init import Initializer, he_normal
+from ._layer import (
+    dropout_keys,
+    linear,
+    require_arguments,
+    require_example,
+    require_sizes,
+)
+
+
+class ResidualBlock(eqx.Module):
+    """`x + down(dropout(activation(up(norm(x)))))`, for one example."""
+
+    norm: eqx.nn.LayerNorm
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __call__(
+        self, x: Float[Array, " width"], activation: Callable, dropout: Callable
+    ) -> Float[Array, " width"]:
+        """The block's output; `activation` and `dropout` are the model's."""
+        return x + self.down(dropout(activation(self.up(self.norm(x)))))
+
+
+class ResidualMLP(eqx.Module):
+    """A perceptron of pre-norm residual blocks, for one example.
+
+    An embedding to `width`, `depth` blocks, a last layer norm and a linear head. Pre-
+    norm keeps the path from input to output an identity. Source: He et al. (2016),
+    "Identity mappings in deep residual networks"; Xiong et al. (2020), "On layer
+    normalization in the transformer architecture".
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = ResidualMLP(784, 10, width=64, depth=3, key=jax.random.key(0))
+    >>> model(jnp.ones(784)).shape
+    (10,)
+    """
+
+    embed: eqx.nn.Linear
+    blocks: tuple[ResidualBlock, ...]
+    norm: eqx.nn.LayerNorm
+    head: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+    activation: Callable[[Array], Array]
+    in_size: int = eqx.field(static=True)
+    out_size: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        width: int,
+        depth: int,
+        *,
+        hidden_size: int | None = None,
+        activation: Callable[[Array], Array] = jax.nn.relu,
+        dropout_rate: float = 0.0,
+        use_bias: bool = True,
+        init: Initializer = he_normal,
+        dtype: Any = None,
+        key: Key,
+    ):
+        """Draw the weights.
+
+        Args:
+            in_size: features of an example.
+            out_size: outputs, for example one logit a class.
+            width: features between blocks.
+            depth: number of blocks.
+            hidden_size: features inside a block; None is `width`.
+            activation: elementwise, inside each block.
+            dropout_rate: probability of dropping a unit inside a block in training.
+            use_bias: whether linear layers add a bias.
+            init: draws weights, `init(key, (out, in), dtype)`.
+            dtype: of the parameters; None is JAX's default float.
+            key: split into one key a layer.
+
+        Raises:
+            ValueError: a size below 1, a rate outside [0, 1), no key.
+        """
+        hidden = width if hidden_size is None else hidden_size
+        require_sizes("ResidualMLP", in_size=in_size, out_size=out_size, width=width)
+        require_sizes("ResidualMLP", depth=depth, hidden_size=hidden)
+        require_arguments("ResidualMLP", dropout_rate, dtype, key)
+        keys = iter(jax.random.split(key, 2 * depth + 2))
+
+        def draw(m: int, n: int) -> eqx.nn.Linear:
+            return linear(
+                m, n, use_bias=use_bias, init=init, dtype=dtype, key=next(keys)
+            )
+
+        self.embed = draw(in_size, width)
+        self.blocks = tuple(
+            ResidualBlock(
+                eqx.nn.LayerNorm(width, dtype=dtype),
+                draw(width, hidden),
+                draw(hidden, width),
+            )
+            for _ in range(depth)
+        )
+        self.norm = eqx.nn.LayerNorm(width, dtype=dtype)
+        self.head = draw(width, out_size)
+        self.dropout = eqx.nn.Dropout(dropout_rate)
+        self.activation = activation
+        self.in_size = int(in_size)
+        self.out_size = int(out_size)
+
+    @checked(lambda self, x, **_: require_example("ResidualMLP", self.in_size, x))
+    def __call__(
+        self,
+        x: Float[ArrayLike, " {self.in_size}"],
+        *,
+        key: Key | None = None,
+        inference: bool | None = None,
+    ) -> Float[Array, " {self.out_size}"]:
+        """Outputs of one example; arguments and errors are those of `MLP`."""
+        n = len(self.blocks)
+        keys = dropout_keys("ResidualMLP", self.dropout, key, inference, n)
+        x = self.embed(jnp.asarray(x))
+        for block, k in zip(self.blocks, keys, strict=True):
+
+            def dropout(h: Array, k: Key | None = k) -> Array:
+                return self.dropout(h, key=k, inference=inference)
+
+            x = block(x, self.activation, dropout)
+        return self.head(self.norm(x))

@@ -1,0 +1,53 @@
+"""Run a function of a batch in chunks, to bound memory."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Carry = TypeVar("Carry")
+
+
+def require_chunk_size(chunk_size: int | None) -> None:
+    """Raise a ValueError unless `chunk_size` is None or a positive integer."""
+    if chunk_size is not None and (
+        not isinstance(chunk_size, int)
+        or isinstance(chunk_size, bool)
+        or chunk_size < 1
+    ):
+        raise ValueError(
+            "chunk_size is the number of examples worked on at once, an integer >= 1 "
+            f"or None for all, got {chunk_size!r}"
+        )
+
+
+def scan_chunks(
+    f: Callable[[Carry, Any], tuple[Carry, Any]],
+    carry: Carry,
+    rows: Any,
+    *,
+    counts: Any,
+    chunk_size: int | None,
+) -> tuple[Carry, Any]:
+    """`f(carry, (rows, counts)) -> (carry, rows of results)` over chunks in order.
+
+    `counts` says which rows count, or is None where all do. The last chunk is filled
+    up with copies of the first rows, which do not count, and `f` must give them no
+    effect on the carry. Results come back in order and without the filling.
+    """
+    n = jax.tree.leaves(rows)[0].shape[0]
+    if chunk_size is None or chunk_size >= n:
+        return f(carry, (rows, counts))
+    chunks = -(-n // chunk_size)
+    filling = chunks * chunk_size - n
+    if filling:
+        rows = jax.tree.map(lambda x: jnp.concatenate([x, x[:filling]]), rows)
+        counts = jnp.ones(n, bool) if counts is None else counts
+        counts = jnp.concatenate([counts, jnp.zeros(filling, bool)])
+
+    def cut(x: Any) -> Any:
+        return x.reshape(chunks, chunk_size, *x.shape[1:])
+
+    carry, out = jax.lax.scan(f, carry, jax.tree.map(cut, (rows, counts)))
+    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], out)

@@ -1,0 +1,41 @@
+"""Euclidean norms over trees, exact where squares would over- or underflow."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, PyTree
+
+from .._types import PerExample
+
+
+def wide(dtype: jnp.dtype) -> jnp.dtype:
+    """The real dtype in which sums over `dtype` are kept: float32 or wider."""
+    return jnp.promote_types(jnp.finfo(dtype).dtype, jnp.float32)
+
+
+def row_norms(rows: PyTree[Inexact[Array, "batch ..."]]) -> PerExample:
+    """The norm of each example's leaves taken as one vector, in float32 or wider.
+
+    Everything is divided by the example's largest magnitude before squaring, so float16
+    rows of norm 500 and float32 rows of norm 1e-25 come out right. A row with a NaN has
+    norm NaN, one with an infinity has norm infinity.
+    """
+    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(rows)]
+    dtype = jnp.result_type(*(wide(leaf.dtype) for leaf in leaves))
+    magnitudes = [jnp.abs(leaf).astype(dtype) for leaf in leaves]
+    largest = jnp.zeros(leaves[0].shape[0], dtype)
+    for m in magnitudes:
+        largest = jnp.maximum(largest, jnp.max(m, axis=1, initial=0))
+    usable = jnp.isfinite(largest) & (largest > 0)
+    scale = jnp.where(usable, largest, 1)
+    squares = sum(jnp.sum(jnp.square(m / scale[:, None]), axis=1) for m in magnitudes)
+    return jnp.where(usable, scale * jnp.sqrt(squares), largest)
+
+
+def clip_factors(norm: PerExample, l2_clip_norm: Any) -> PerExample:
+    """min(1, C / norm): 1 for a zero norm, 0 for one that is not finite."""
+    clip = jnp.asarray(l2_clip_norm, norm.dtype)
+    too_long = norm > clip
+    factor = jnp.where(too_long, clip / jnp.where(too_long, norm, 1), 1)
+    return jnp.where(jnp.isfinite(norm), factor, 0)

@@ -1,0 +1,70 @@
+"""The norm of each example's gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .._types import Key, Loss, Model, Trainable
+from ._batch import require_batch
+from ._chunks import require_chunk_size, scan_chunks
+from ._loss import raise_cause, split_trainable
+from ._method import require_method
+from ._norm import row_norms
+from ._vmap import examples_of, value_and_grad_rows
+
+
+def per_example_grad_norm(
+    loss: Loss,
+    *,
+    method: str = "vmap",
+    has_aux: bool = False,
+    trainable: Trainable = None,
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    """The Euclidean norm of each example's gradient over all trainable parameters.
+
+    Args:
+        loss: `loss(model, *example, key=None)`, one number for one example.
+        method: "vmap" materialises each gradient.
+        has_aux: whether the loss returns `(value, aux)`.
+        trainable: which leaves count, as in `per_example_value_and_grad`.
+        chunk_size: how many examples are worked on at once; None is all.
+
+    Returns:
+        `f(model, *batch, key=None, weight=None) -> norms [batch]` in float32 or wider,
+        or `(norms, aux)` with `has_aux`. Rows of weight 0 have norm 0; other weights do
+        not change a norm.
+
+    Raises:
+        ValueError: as `per_example_value_and_grad`.
+
+    >>> import jax.numpy as jnp
+    >>> from eqx_mlp import per_example_grad_norm
+    >>> f = per_example_grad_norm(lambda w, x: 0.5 * (w - x) ** 2)
+    >>> f(jnp.array(2.0), jnp.array([1.0, 4.0, 7.0])).tolist()
+    [1.0, 2.0, 5.0]
+    """
+    require_chunk_size(chunk_size)
+    require_method(method)
+    name = "per_example_grad_norm"
+
+    def f(model: Model, *batch: Any, key: Key | None = None, weight: Any = None) -> Any:
+        require_batch(name, batch, weight)
+        params, rest = split_trainable(model, trainable)
+        examples = examples_of(batch, key, weight)
+        work = value_and_grad_rows(loss, params, rest, has_aux)
+
+        def chunk_norms(carry: None, chunk: tuple) -> tuple[None, tuple]:
+            value, aux, grads = work(*chunk)
+            return carry, (value, aux, row_norms(grads))
+
+        _, (value, aux, norm) = scan_chunks(
+            chunk_norms,
+            None,
+            examples.rows,
+            counts=examples.counts,
+            chunk_size=chunk_size,
+        )
+        raise_cause(loss, model, batch, key, value)
+        return (norm, aux) if has_aux else norm
+
+    return f

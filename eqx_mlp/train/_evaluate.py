@@ -1,0 +1,122 @@
+"""Metrics over a data set, and predictions."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from .._types import Model
+from ..data import Batch
+from ..metrics import Metrics
+from ._data import on_device, padded, require_count, size_of
+from ._loop import run_evaluation, run_prediction
+from ._runner import plain
+from ._step import Transform, batch_metrics
+
+
+def evaluate(
+    model: Model,
+    data: tuple,
+    *,
+    metrics: Metrics,
+    batch_size: int = 256,
+    transform: Transform | None = None,
+) -> dict[str, Any]:
+    """Metrics over all examples, with dropout switched off.
+
+    Args:
+        model: as the metrics take it.
+        data: a tuple of arrays with one leading axis of examples, such as `(x, y)`.
+        metrics: name to function of one example; losses will do.
+        batch_size: examples at once; it changes speed and memory, not the result.
+        transform: from the stored first argument of one example to what the metrics
+            take.
+
+    Returns:
+        name to value: a float, or a NumPy array where a metric has a shape.
+
+    Raises:
+        ValueError: no example, arguments of different lengths, and what the metrics
+            raise.
+
+    >>> import jax.numpy as jnp
+    >>> from eqx_mlp import evaluate, metrics
+    >>> data = (jnp.eye(2), jnp.array([0, 0]))
+    >>> evaluate(lambda x: x, data, metrics={"accuracy": metrics.accuracy})
+    {'accuracy': 0.5}
+    """
+    data = on_device("evaluate", "data", data)
+    require_count("evaluate", batch_size=batch_size)
+    require_metrics("evaluate", metrics)
+    n = size_of(data)
+    batch_size = min(batch_size, n)
+    order = jnp.asarray(padded(np.arange(n, dtype=np.int32), batch_size))
+    model = eqx.nn.inference_mode(model)
+    sums = run_evaluation(dict(metrics), transform, model, data, order, batch_size)
+    for name, sum_ in sums.items():
+        if not np.all(np.isfinite(np.asarray(sum_.numerator))):
+            _raise_cause(name, metrics, model, data, transform)
+    return {name: plain(sum_.compute()) for name, sum_ in sums.items()}
+
+
+def predict(
+    model: Model,
+    x: PyTree,
+    *,
+    batch_size: int = 256,
+    transform: Transform | None = None,
+) -> PyTree:
+    """The model's output for each example, with dropout switched off.
+
+    Args:
+        model: a function of one example.
+        x: examples along the leading axis.
+        batch_size: examples at once.
+        transform: from one stored example to what the model takes.
+
+    Returns:
+        outputs `[examples, ...]` in the order of `x`.
+
+    Raises:
+        ValueError: no example, and what the model raises.
+
+    >>> import jax.numpy as jnp
+    >>> from eqx_mlp import predict
+    >>> predict(lambda x: 2 * x, jnp.arange(3.0), batch_size=2).tolist()
+    [0.0, 2.0, 4.0]
+    """
+    (x,) = on_device("predict", "x", (x,))
+    require_count("predict", batch_size=batch_size)
+    model = eqx.nn.inference_mode(model)
+    return run_prediction(transform, model, x, min(batch_size, size_of(x)))
+
+
+def require_metrics(owner: str, metrics: Any) -> None:
+    """Raise a ValueError unless `metrics` maps names to functions."""
+    if not hasattr(metrics, "items") or not all(callable(f) for f in metrics.values()):
+        raise ValueError(
+            f"{owner}: metrics must map names to functions of one example, such as "
+            f"{{'accuracy': metrics.accuracy}}, got {metrics!r}"
+        )
+
+
+def _raise_cause(
+    name: str, metrics: Metrics, model: Model, data: tuple, transform: Transform | None
+) -> None:
+    # Values could not be checked in compiled code: find the first example whose metric
+    # is not finite, and call the metric on it alone, where its own checks can raise.
+    @jax.jit
+    def finite(example: tuple) -> jax.Array:
+        batch = Batch(jax.tree.map(lambda x: x[None], example))
+        metric = batch_metrics({name: metrics[name]}, model, batch, transform)[name]
+        return jnp.all(jnp.isfinite(metric.numerator))
+
+    bad = np.flatnonzero(~np.asarray(jax.lax.map(finite, data, batch_size=256)))
+    if bad.size:
+        example = jax.tree.map(lambda x: x[bad[0]], data)
+        if transform is not None:
+            example = (transform(example[0]), *example[1:])
+        metrics[name](model, *example)

@@ -1,0 +1,195 @@
+"""Training on arrays in memory."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from .._keys import require_key, with_key
+from .._types import Key, Loss, Model, Trainable
+from ..data import epoch_permutation
+from ..metrics import Metrics
+from ._callback import Callback
+from ._data import on_device, padded, require_count, size_of
+from ._evaluate import evaluate, require_metrics
+from ._gradient import mean_grad
+from ._loop import Epoch, Recipe
+from ._progress import Progress
+from ._runner import EpochResult, Runner
+from ._state import TrainState, init_state
+from ._step import Transform, transformed
+
+
+class FitResult(NamedTuple):
+    """What `fit` gives back: the last state, and how it came about.
+
+    `history` maps names to NumPy arrays: "loss" and each metric, one value an epoch,
+    with "val_" before them for the validation data; "seconds", one an epoch, without
+    compilation and validation; "step_loss", one a step; "compile_seconds", one number.
+    """
+
+    state: TrainState
+    history: dict[str, np.ndarray]
+
+    @property
+    def model(self) -> Model:
+        """The trained model."""
+        return self.state.model
+
+
+def fit(
+    model_or_state: Model | TrainState,
+    data: tuple,
+    *,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    key: Key | None = None,
+    epochs: int,
+    batch_size: int,
+    transform: Transform | None = None,
+    validation: tuple | None = None,
+    metrics: Metrics | None = None,
+    gradient: Callable[..., Any] = mean_grad,
+    trainable: Trainable = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+) -> FitResult:
+    """Train on arrays in memory.
+
+    The data go to the device once and stay as they are stored; one compiled program
+    runs many steps per call. Each epoch visits every example once, in an order that is
+    a function of the key and the epoch. The arrays given stay valid.
+
+    Args:
+        model_or_state: a model, or the `TrainState` of an earlier run to go on with.
+        data: a tuple of arrays with one leading axis of examples, such as `(x, y)`.
+        loss: `loss(model, *example, key=None)`, one number for one example.
+        optimizer: any `optax.GradientTransformation`.
+        key: where shuffling and dropout come from; a state brings its own.
+        epochs: passes over the data, counted from the run's beginning.
+        batch_size: examples an update; the last batch of an epoch may hold fewer.
+        transform: from the stored first argument of one example to what the loss takes,
+            inside the compiled step, such as `data.image_to_vector`.
+        validation: data like `data`, evaluated after each epoch without dropout.
+        metrics: name to function of one example, beside the loss.
+        gradient: as in `make_step`.
+        trainable: which leaves are trained, as in `init_state`.
+        callbacks: what runs between epochs, and may end the run.
+        progress: whether to show a bar when standard error is a terminal.
+
+    Raises:
+        ValueError: no example, arguments of different lengths, counts below 1, no key,
+            and what the loss raises for its example.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from eqx_mlp import MLP, fit, losses
+    >>> x = jnp.linspace(-1, 1, 64)[:, None]
+    >>> model = MLP(1, 1, (32,), key=jax.random.key(0))
+    >>> state, history = fit(
+    ...     model, (x, x**2), loss=losses.squared_error, optimizer=optax.adam(1e-2),
+    ...     key=jax.random.key(1), epochs=30, batch_size=16, progress=False)
+    >>> history["loss"].shape, bool(history["loss"][-1] < 0.02)
+    ((30,), True)
+    """
+    data = on_device("fit", "data", data)
+    if validation is not None:
+        validation = on_device("fit", "validation", validation)
+    require_count("fit", epochs=epochs, batch_size=batch_size)
+    metrics = dict(metrics or {})
+    require_metrics("fit", metrics)
+    recipe = Recipe(loss, optimizer, gradient, trainable, transform, metrics)
+    state = _initial(model_or_state, optimizer, key, trainable)
+    n = size_of(data)
+    batch_size = min(batch_size, n)
+    first, done = divmod(int(state.step), -(-n // batch_size))
+    history = _History()
+    for callback in callbacks:
+        callback.on_start(state, history.arrays())
+    with Progress(epochs, n, first * n + done * batch_size, progress) as bar:
+        runner = Runner(bar)
+        for number in range(first, epochs):
+            order = padded(epoch_permutation(state.key, number, n), batch_size)
+            epoch = Epoch(recipe, data, jnp.asarray(order), batch_size)
+            ran = runner.run(epoch, number, state, done)
+            state, done = ran.state, 0
+            if history.finite and not np.all(np.isfinite(ran.step_loss)):
+                _raise_cause(epoch, ran)
+            history.add(ran, runner.compile_seconds)
+            if validation is not None:
+                history.add_validation(
+                    evaluate(
+                        state.model,
+                        validation,
+                        metrics={"loss": loss, **metrics},
+                        batch_size=batch_size,
+                        transform=transform,
+                    )
+                )
+            arrays = history.arrays()
+            if any([callback.on_epoch(state, arrays) for callback in callbacks]):
+                break
+    for callback in callbacks:
+        callback.on_end(state, history.arrays())
+    return FitResult(state, history.arrays())
+
+
+def _initial(
+    model_or_state: Any, optimizer: Any, key: Any, trainable: Trainable
+) -> TrainState:
+    if isinstance(model_or_state, TrainState):
+        if key is not None:
+            raise ValueError(
+                "fit: a TrainState brings the key of its run: leave out key=, or start "
+                "a new run from state.model"
+            )
+        state = model_or_state
+    else:
+        require_key("fit", key)
+        state = init_state(model_or_state, optimizer, key=key, trainable=trainable)
+    # The steps reuse the state's buffers; the caller's arrays must stay valid.
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
+
+
+def _raise_cause(epoch: Epoch, ran: EpochResult) -> None:
+    # In compiled code the loss could not check values, such as a label's range. Call it
+    # on each example of the first batch that went wrong, where its checks can raise.
+    last = epoch.order.shape[0] // epoch.batch_size - 1
+    wrong = int(np.flatnonzero(~np.isfinite(ran.step_loss))[0])
+    example = epoch.batch(last - len(ran.step_loss) + 1 + wrong).example
+    loss = transformed(epoch.recipe.loss, epoch.recipe.transform)
+    for i in range(epoch.batch_size):
+        row = jax.tree.map(lambda x, i=i: x[i], example)
+        with_key(loss, ran.state.model, *row, key=ran.state.key)
+
+
+class _History:
+    """Values by name, an entry an epoch."""
+
+    def __init__(self) -> None:
+        self.finite = True
+        self._epochs: dict[str, list[Any]] = {}
+        self._step_loss: list[np.ndarray] = []
+        self._compile_seconds: float | None = None
+
+    def add(self, ran: EpochResult, compile_seconds: float | None) -> None:
+        self.finite = self.finite and bool(np.all(np.isfinite(ran.step_loss)))
+        self._step_loss.append(ran.step_loss)
+        self._compile_seconds = compile_seconds
+        self._append(ran.values)
+
+    def add_validation(self, values: dict[str, Any]) -> None:
+        self._append({f"val_{name}": value for name, value in values.items()})
+
+    def _append(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            self._epochs.setdefault(name, []).append(value)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        empty = np.zeros(0, np.float32)
+        return {name: np.asarray(values) for name, values in self._epochs.items()} | {
+            "step_loss": np.concatenate([empty, *self._step_loss]),
+            "compile_seconds": np.asarray(self._compile_seconds or 0.0),
+        }

@@ -1,0 +1,48 @@
+"""The progress bar."""
+
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+
+class Progress:
+    """A bar over all examples of a run; nothing when off or not on a terminal."""
+
+    def __init__(self, epochs: int, examples: int, done: int, on: bool):
+        """Show `epochs` of `examples` each, of which `done` are behind us."""
+        self._epochs = epochs
+        self._bar = None
+        if on and sys.stderr.isatty():
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(
+                total=epochs * examples, initial=done, unit=" examples", unit_scale=True
+            )
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is shown."""
+        return self._bar is not None
+
+    def advance(self, epoch: int, examples: int, shown: Mapping[str, Any]) -> None:
+        """Go on by `examples` in epoch number `epoch`, showing the values so far."""
+        if self._bar is not None:
+            self._bar.set_description(
+                f"epoch {epoch + 1}/{self._epochs}", refresh=False
+            )
+            numbers = {k: f"{v:.4f}" for k, v in shown.items() if isinstance(v, float)}
+            self._bar.set_postfix(numbers, refresh=False)
+            self._bar.update(examples)

@@ -1,0 +1,77 @@
+"""An epoch in few compiled calls, with host work only between them."""
+
+import time
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from ._data import size_of
+from ._loop import Epoch, EpochCarry, run_steps, start_epoch
+from ._progress import Progress
+from ._state import TrainState
+
+# How long one compiled call should take: host work once a call is then nothing beside
+# the steps, and the bar still moves.
+CALL_SECONDS = 0.5
+
+
+class EpochResult(NamedTuple):
+    """The state after an epoch, its values by name, and each step's loss."""
+
+    state: TrainState
+    values: dict[str, Any]
+    step_loss: Float[np.ndarray, " steps"]
+
+
+class Runner:
+    """Runs epochs, and learns how many steps fit into one call."""
+
+    def __init__(self, bar: Progress):
+        """Report to `bar`."""
+        self._bar = bar
+        self._pace = 1.0
+        self.compile_seconds: float | None = None
+
+    def run(
+        self, epoch: Epoch, number: int, state: TrainState, done: int
+    ) -> EpochResult:
+        """Run the epoch's steps from number `done` on, giving up `state`'s buffers."""
+        started = time.perf_counter()
+        carry = start_epoch(epoch, state)
+        if self.compile_seconds is None:
+            # No step at all: what this call takes is tracing and compiling.
+            carry = self._call(epoch, carry, done, done)
+            self.compile_seconds = time.perf_counter() - started
+            started = time.perf_counter()
+        n, steps, at = size_of(epoch.data), carry.step_loss.shape[0], done
+        while at < steps:
+            to = min(steps, at + max(1, int(self._pace)))
+            called = time.perf_counter()
+            carry = self._call(epoch, carry, at, to)
+            self._pace = (to - at) * CALL_SECONDS / (time.perf_counter() - called)
+            rows = min(n, to * epoch.batch_size) - at * epoch.batch_size
+            if self._bar.on:
+                self._bar.advance(number, rows, values_of(carry))
+            at = to
+        values = values_of(carry) | {"seconds": time.perf_counter() - started}
+        return EpochResult(carry.state, values, np.asarray(carry.step_loss)[done:])
+
+    def _call(self, epoch: Epoch, carry: EpochCarry, at: int, to: int) -> EpochCarry:
+        carry = run_steps(epoch, carry, (np.int32(at), np.int32(to)))
+        # Without waiting a call would return at once, and the pace would be fiction.
+        jax.block_until_ready(eqx.filter(carry, eqx.is_array))
+        return carry
+
+
+def values_of(carry: EpochCarry) -> dict[str, Any]:
+    """Each metric's value over the epoch so far."""
+    return {name: plain(sums.compute()) for name, sums in carry.sums.items()}
+
+
+def plain(value: Any) -> Any:
+    """A float where there is one number, else a NumPy array."""
+    value = np.asarray(value)
+    return value.item() if value.ndim == 0 else value

@@ -1,0 +1,147 @@
+"""One optimiser update as a pure function."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from .._keys import with_key
+from .._types import Loss, Model, Trainable
+from ..data import Batch
+from ..metrics import Metric, Metrics, sum_metric
+from ..per_example import as_batch, example_keys
+from ..per_example._loss import split_trainable
+from ._gradient import mean_grad
+from ._state import TrainState, require_optimizer
+
+# From the stored first argument of one example to what the loss takes.
+Transform: TypeAlias = Callable[[Any], Any]
+StepFunction: TypeAlias = Callable[
+    [TrainState, Any], tuple[TrainState, dict[str, Metric]]
+]
+
+
+def make_step(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    gradient: Callable[..., Any] = mean_grad,
+    trainable: Trainable = None,
+    transform: Transform | None = None,
+    metrics: Metrics | None = None,
+) -> StepFunction:
+    """A pure training step, to be jitted, scanned or vmapped as the user likes.
+
+    Args:
+        loss: `loss(model, *example, key=None)`, one number for one example.
+        optimizer: any `optax.GradientTransformation`; it is given `value=`, the mean
+            loss, where it takes extra arguments.
+        gradient: how a batch becomes one gradient, called as `gradient(loss,
+            trainable=trainable)`: `mean_grad`, or for example
+            `functools.partial(clipped_grad, l2_clip_norm=1.0, normalize_by=256)`.
+        trainable: which leaves are trained; the one `init_state` was given.
+        transform: from the stored first argument of one example to what the loss takes.
+        metrics: further metrics by name, functions of one example, computed with the
+            model before the update.
+
+    Returns:
+        `step(state, batch) -> (state, metrics)`. `batch` is a tuple of the loss's
+        arguments with a leading batch axis, or a `data.Batch` with weights. `metrics`
+        maps "loss" and each name to a `Metric`. Every leaf keeps its dtype; leaves that
+        are not trainable come out as they went in.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from eqx_mlp import init_state, make_step
+    >>> optimizer = optax.sgd(0.5)
+    >>> step = jax.jit(make_step(lambda w, x: 0.5 * (w - x) ** 2, optimizer))
+    >>> state = init_state(jnp.array(2.0), optimizer, key=jax.random.key(0))
+    >>> state, metrics = step(state, (jnp.array([1.0, 4.0, 7.0]),))
+    >>> state.model.item(), metrics["loss"].compute().item()
+    (3.0, 5.0)
+    """
+    require_optimizer(optimizer)
+    optimizer = optax.with_extra_args_support(optimizer)
+    grad = gradient(transformed(loss, transform), trainable=trainable)
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Metric]]:
+        if not isinstance(batch, Batch):
+            batch = Batch(tuple(batch))
+        key = jax.random.fold_in(state.key, state.step)
+        grads, stats = grad(state.model, *batch.example, key=key, weight=batch.weight)
+        mean_loss = sum_metric(lambda value: value, batch.weight)(stats.value)
+        params, rest = split_trainable(state.model, trainable)
+        updates, opt_state = optimizer.update(
+            grads, state.opt_state, params, value=mean_of(mean_loss)
+        )
+        sums = batch_metrics(metrics or {}, state.model, batch, transform, key)
+        return TrainState(
+            model=eqx.combine(jax.tree.map(apply_update, params, updates), rest),
+            opt_state=jax.tree.map(like, opt_state, state.opt_state),
+            step=state.step + 1,
+            key=state.key,
+        ), {"loss": mean_loss, **sums}
+
+    return step
+
+
+def transformed(function: Callable[..., Any], transform: Transform | None) -> Any:
+    """`function` of one example whose first argument goes through `transform`."""
+    if transform is None:
+        return function
+
+    # The wrapper keeps the signature, which says whether a key is taken.
+    @functools.wraps(function)
+    def of_stored(model: Model, x: Any, *rest: Any, **kwargs: Any) -> Any:
+        return function(model, transform(x), *rest, **kwargs)
+
+    return of_stored
+
+
+def batch_metrics(
+    metrics: Metrics,
+    model: Model,
+    batch: Batch,
+    transform: Transform | None,
+    key: Any = None,
+) -> dict[str, Metric]:
+    """Each metric added up over a batch, with the keys that the loss saw."""
+    ready = as_batch(batch.example, batch.weight)
+    keys = example_keys(key, ready.size)
+
+    def of_one(metric: Callable[..., Any]) -> Callable[..., Any]:
+        metric = transformed(metric, transform)
+        return lambda example, key: with_key(metric, model, *example, key=key)
+
+    return {
+        name: sum_metric(of_one(metric), ready.weight)(ready.example, keys)
+        for name, metric in metrics.items()
+    }
+
+
+def mean_of(metric: Metric) -> Array:
+    """A mean's value, and 0 where no example counts."""
+    total = metric.denominator
+    assert total is not None
+    return metric.numerator / jnp.where(total == 0, 1, total)
+
+
+def apply_update(p: Array, update: Array) -> Array:
+    """`p + update` added in the wider of both dtypes, in the parameter's dtype.
+
+    An update of 0 gives `p` bit for bit, also where it is -0.0.
+    """
+    wide = jnp.promote_types(p.dtype, update.dtype)
+    moved = (p.astype(wide) + update.astype(wide)).astype(p.dtype)
+    return jnp.where(update == 0, p, moved)
+
+
+def like(new: Any, old: Any) -> Any:
+    """`new` with the dtype of `old`, so that a loop's carry never changes type."""
+    if not eqx.is_array(old) or jnp.issubdtype(old.dtype, jax.dtypes.extended):
+        return new
+    return jnp.asarray(new).astype(old.dtype)
