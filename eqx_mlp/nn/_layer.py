@@ -23,7 +23,7 @@ def linear(
 ) -> eqx.nn.Linear:
     """An `eqx.nn.Linear` with weights from `init` and a zero bias."""
     layer = eqx.nn.Linear(in_size, out_size, use_bias=use_bias, dtype=dtype, key=key)
-    weight = init(key, layer.weight.shape, layer.weight.dtype)
+    weight = init(key, (out_size, in_size), layer.weight.dtype)
     if weight.shape != layer.weight.shape or weight.dtype != layer.weight.dtype:
         raise ValueError(
             f"init must return weights of shape {layer.weight.shape} and dtype "

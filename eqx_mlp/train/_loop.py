@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Int, PyTree, Shaped
 
@@ -94,7 +93,7 @@ def start_epoch(epoch: Epoch, state: TrainState) -> EpochCarry:
 
 @eqx.filter_jit(donate="all-except-first")
 def run_steps(
-    epoch: Epoch, carry: EpochCarry, span: tuple[np.int32, np.int32]
+    epoch: Epoch, carry: EpochCarry, span: tuple[Int[ArrayLike, ""], Int[ArrayLike, ""]]
 ) -> EpochCarry:
     """Steps number `span[0]` to `span[1] - 1` of an epoch."""
     step = epoch.recipe.step()

@@ -60,7 +60,9 @@ class Runner:
         return EpochResult(carry.state, values, np.asarray(carry.step_loss)[done:])
 
     def _call(self, epoch: Epoch, carry: EpochCarry, at: int, to: int) -> EpochCarry:
-        carry = run_steps(epoch, carry, (np.int32(at), np.int32(to)))
+        carry = run_steps(
+            epoch, carry, (np.asarray(at, np.int32), np.asarray(to, np.int32))
+        )
         # Without waiting a call would return at once, and the pace would be fiction.
         jax.block_until_ready(eqx.filter(carry, eqx.is_array))
         return carry
