@@ -6,3 +6,4 @@ from ._init import he_normal as he_normal
 from ._mlp import MLP as MLP
 from ._residual import ResidualBlock as ResidualBlock
 from ._residual import ResidualMLP as ResidualMLP
+from ._summary import summary as summary
