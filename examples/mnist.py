@@ -1,7 +1,7 @@
 """Train a multilayer perceptron on MNIST: about 98 % after ten epochs, some ten seconds.
 
-    python examples/mnist.py
-    python examples/mnist.py --epochs 3 --widths 512 512 --dropout 0.2 --plot mnist.png
+python examples/mnist.py
+python examples/mnist.py --epochs 3 --widths 512 512 --dropout 0.2 --plot mnist.png
 """
 
 import time
@@ -56,9 +56,7 @@ def optimizer_of(args, steps):
     rate = args.learning_rate
     if args.schedule == "cosine":
         rate = optax.cosine_decay_schedule(rate, steps)
-    return optax.chain(
-        optax.clip_by_global_norm(1.0), OPTIMIZERS[args.optimizer](rate)
-    )
+    return optax.chain(optax.clip_by_global_norm(1.0), OPTIMIZERS[args.optimizer](rate))
 
 
 class PrintEpochs(Callback):
