@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from ._checked import checked
+from ._dtypes import wide
 from ._keys import with_key
 from ._known import is_known
 from ._types import ArrayLike, Key, Model, Scalar
@@ -55,7 +56,7 @@ def logits_of(
             f"{owner}: the model must give one floating-point logit a class, shape "
             f"(classes,), got shape {jnp.shape(logits)} and dtype {logits.dtype}"
         )
-    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return logits.astype(wide(logits.dtype))
 
 
 @checked(lambda model, x, label, **_: require_label("cross_entropy", label))
@@ -123,7 +124,7 @@ def squared_error(
             f"squared_error: the model gives shape {shape} for one example, and the "
             f"target has shape {jnp.shape(target)}: they must be the same"
         )
-    dtype = jnp.promote_types(prediction.dtype, jnp.float32)
+    dtype = wide(prediction.dtype)
     wanted = jnp.reshape(jnp.asarray(target), shape).astype(dtype)
     return jnp.mean(jnp.square(prediction.astype(dtype) - wanted))
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from ._checked import checked
+from ._dtypes import promote
 from ._known import is_known
 from ._types import ArrayLike, Key, Model, Weight
 from .losses import logits_of, require_label, valid_label
@@ -68,7 +69,7 @@ def sum_metric(
                 "a metric of one example must return one number or a Metric, got shape "
                 f"{value.shape}"
             )
-        value = value.astype(jnp.promote_types(value.dtype, jnp.float32))
+        value = value.astype(promote(value.dtype, jnp.float32))
         return Metric(value, jnp.ones_like(value))
 
     def total(x: Shaped[Array, "batch ..."]) -> Shaped[Array, "..."]:

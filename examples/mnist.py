@@ -1,4 +1,4 @@
-"""Train a multilayer perceptron on MNIST: about 98 % after ten epochs, some ten seconds.
+"""Train a multilayer perceptron on MNIST: about 98 % after ten epochs.
 
 python examples/mnist.py
 python examples/mnist.py --epochs 3 --widths 512 512 --dropout 0.2 --plot mnist.png

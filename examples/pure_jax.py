@@ -2,10 +2,10 @@
 
     python examples/pure_jax.py
 
-No classes and no library but JAX, NumPy and Optax; only the data come from eqx_mlp. Read
-it from the top if you know PyTorch: what an `nn.Module` keeps in itself and changes in
-place is here a value that goes in and a new value that comes out. That is what lets JAX
-differentiate, compile and vectorise the functions.
+No classes and no library but JAX, NumPy and Optax; only the data come from eqx_mlp.
+Read it from the top if you know PyTorch: what an `nn.Module` keeps in itself and
+changes in place is here a value that goes in and a new value that comes out. That is
+what lets JAX differentiate, compile and vectorise the functions.
 """
 
 import argparse

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from .._dtypes import promote, wide
 from .._known import is_known
 from .._types import Key, Loss, Model, PerExample, Trainable
 from ._batch import require_batch, rows_like
 from ._chunks import require_chunk_size, scan_chunks
 from ._loss import raise_cause, split_trainable
 from ._method import require_method
-from ._norm import clip_factors, row_norms, wide
+from ._norm import clip_factors, row_norms
 from ._vmap import examples_of, value_and_grad_rows
 
 
@@ -136,7 +137,7 @@ def require_clipping(l2_clip_norm: Any, normalize_by: Any) -> None:
 
 def sum_dtype(p: Array) -> jnp.dtype:
     """The dtype in which gradients of `p` are added up: float32, complex64 or wider."""
-    return jnp.promote_types(p.dtype, wide(p.dtype))
+    return promote(p.dtype, wide(p.dtype))
 
 
 def weighted_sum(factor: PerExample, rows: Array, dtype: jnp.dtype) -> Array:

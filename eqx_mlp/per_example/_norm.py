@@ -6,12 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PyTree
 
+from .._dtypes import promote, wide
 from .._types import PerExample
-
-
-def wide(dtype: jnp.dtype) -> jnp.dtype:
-    """The real dtype in which sums over `dtype` are kept: float32 or wider."""
-    return jnp.promote_types(jnp.finfo(dtype).dtype, jnp.float32)
 
 
 def row_norms(rows: PyTree[Inexact[Array, "batch ..."]]) -> PerExample:
@@ -21,16 +17,23 @@ def row_norms(rows: PyTree[Inexact[Array, "batch ..."]]) -> PerExample:
     rows of norm 500 and float32 rows of norm 1e-25 come out right. A row with a NaN has
     norm NaN, one with an infinity has norm infinity.
     """
-    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(rows)]
-    dtype = jnp.result_type(*(wide(leaf.dtype) for leaf in leaves))
+    leaves = jax.tree.leaves(rows)
+    dtype = promote(*(wide(leaf.dtype) for leaf in leaves))
     magnitudes = [jnp.abs(leaf).astype(dtype) for leaf in leaves]
     largest = jnp.zeros(leaves[0].shape[0], dtype)
     for m in magnitudes:
-        largest = jnp.maximum(largest, jnp.max(m, axis=1, initial=0))
+        largest = jnp.maximum(largest, jnp.max(m, axis=_own_axes(m), initial=0))
     usable = jnp.isfinite(largest) & (largest > 0)
     scale = jnp.where(usable, largest, 1)
-    squares = sum(jnp.sum(jnp.square(m / scale[:, None]), axis=1) for m in magnitudes)
+    squares = jnp.zeros_like(scale)
+    for m in magnitudes:
+        scaled = m / jax.lax.expand_dims(scale, _own_axes(m))
+        squares = squares + jnp.sum(jnp.square(scaled), axis=_own_axes(m))
     return jnp.where(usable, scale * jnp.sqrt(squares), largest)
+
+
+def _own_axes(rows: Inexact[Array, "batch ..."]) -> tuple[int, ...]:
+    return tuple(range(1, rows.ndim))
 
 
 def clip_factors(norm: PerExample, l2_clip_norm: Any) -> PerExample:

@@ -91,10 +91,7 @@ def per_example_value_and_grad(
     name = "per_example_value_and_grad"
 
     def f(
-        model: Model,
-        *batch: PyTree[Shaped[Any, "batch ..."]],
-        key: Key | None = None,
-        weight: Any = None,
+        model: Model, *batch: Any, key: Key | None = None, weight: Any = None
     ) -> tuple[Any, PyTree]:
         require_batch(name, batch, weight)
         params, rest = split_trainable(model, trainable)

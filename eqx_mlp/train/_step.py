@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from .._dtypes import promote
 from .._keys import with_key
 from .._types import Loss, Model, Trainable
 from ..data import Batch
@@ -135,8 +136,8 @@ def apply_update(p: Array, update: Array) -> Array:
 
     An update of 0 gives `p` bit for bit, also where it is -0.0.
     """
-    wide = jnp.promote_types(p.dtype, update.dtype)
-    moved = (p.astype(wide) + update.astype(wide)).astype(p.dtype)
+    both = promote(p.dtype, update.dtype)
+    moved = (p.astype(both) + update.astype(both)).astype(p.dtype)
     return jnp.where(update == 0, p, moved)
 
 
