@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
+import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 # What a caller may hand over where an array is read.
@@ -26,5 +27,7 @@ Key: TypeAlias = PRNGKeyArray
 Model: TypeAlias = PyTree
 # `loss(model, *example, key=None)` of one example, without a batch axis.
 Loss: TypeAlias = Callable[..., Any]
+# Anything of Optax's with `init` and `update`.
+Optimizer: TypeAlias = optax.GradientTransformation | optax.MultiSteps
 # A bool, a predicate of leaves, or a prefix pytree of them; None: inexact arrays.
 Trainable: TypeAlias = Any

@@ -136,7 +136,7 @@ def plot(path, model, history, test):
     worst = wrong[np.argsort(-probability[wrong, predicted[wrong]])][:12]
 
     figure = plt.figure(figsize=(13, 8), layout="constrained")
-    top, bottom = figure.subfigures(2, 1, height_ratios=[3, 2])
+    top, bottom = np.ravel(figure.subfigures(2, 1, height_ratios=[3, 2]))
     loss, accuracy, matrix = top.subplots(1, 3)
     epochs = np.arange(1, len(history["loss"]) + 1)
     for axes, name in ((loss, "loss"), (accuracy, "accuracy")):
@@ -167,9 +167,9 @@ def plot(path, model, history, test):
         yticks=range(10),
     )
     bottom.suptitle("mistakes made with most confidence")
-    for axes in bottom.subplots(2, 6).flat:
+    for axes in (grid := bottom.subplots(2, 6).ravel()):
         axes.axis("off")
-    for axes, i in zip(bottom.axes, worst, strict=False):
+    for axes, i in zip(grid, worst, strict=False):
         axes.imshow(images[i], cmap="gray_r")
         sure = probability[i, predicted[i]]
         axes.set_title(f"{labels[i]}, taken for {predicted[i]} ({sure:.0%})", size=9)

@@ -17,23 +17,21 @@ def require_count(owner: str, **counts: Any) -> None:
             raise ValueError(f"{owner}: {name} must be an integer >= 1, got {count!r}")
 
 
-def on_device(owner: str, name: str, data: Any) -> tuple:
-    """The data's arrays on the device, checked to hold the same number of examples."""
-    if not isinstance(data, tuple | list):
+def require_data(owner: str, name: str, data: Any) -> None:
+    """Raise a ValueError unless `data` is a tuple of arrays with examples in them."""
+    if not isinstance(data, tuple):
         raise ValueError(
             f"{owner}: {name} must be a tuple of the arrays that the loss takes after "
             f"the model, such as (x, y), got {type(data).__name__}"
         )
-    data = tuple(data)
     require_batch(f"{owner}: {name}", data)
     if size_of(data) == 0:
         raise ValueError(f"{owner}: {name} holds zero examples: at least one is needed")
-    return jax.tree.map(jnp.asarray, data)
 
 
 def size_of(data: Any) -> int:
     """The number of examples."""
-    return jax.tree.leaves(data)[0].shape[0]
+    return jnp.shape(jax.tree.leaves(data)[0])[0]
 
 
 def padded(order: np.ndarray, batch_size: int) -> np.ndarray:

@@ -8,15 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from .._checked import checked
 from .._types import Model
 from ..data import Batch
 from ..metrics import Metrics
-from ._data import on_device, padded, require_count, size_of
+from ._data import padded, require_count, require_data, size_of
 from ._loop import run_evaluation, run_prediction
 from ._runner import plain
 from ._step import Transform, batch_metrics
 
 
+def _require(model: Any, data: Any, *, metrics: Any = None, **options: Any) -> None:
+    require_data("evaluate", "data", data)
+    require_metrics("evaluate", metrics)
+    require_count("evaluate", batch_size=options.get("batch_size", 1))
+
+
+@checked(_require)
 def evaluate(
     model: Model,
     data: tuple,
@@ -48,9 +56,7 @@ def evaluate(
     >>> evaluate(lambda x: x, data, metrics={"accuracy": metrics.accuracy})
     {'accuracy': 0.5}
     """
-    data = on_device("evaluate", "data", data)
-    require_count("evaluate", batch_size=batch_size)
-    require_metrics("evaluate", metrics)
+    data = jax.tree.map(jnp.asarray, data)
     n = size_of(data)
     batch_size = min(batch_size, n)
     order = jnp.asarray(padded(np.arange(n, dtype=np.int32), batch_size))
@@ -62,6 +68,12 @@ def evaluate(
     return {name: plain(sum_.compute()) for name, sum_ in sums.items()}
 
 
+def _require_x(model: Any, x: Any, **options: Any) -> None:
+    require_data("predict", "x", (x,))
+    require_count("predict", batch_size=options.get("batch_size", 1))
+
+
+@checked(_require_x)
 def predict(
     model: Model,
     x: PyTree,
@@ -88,8 +100,7 @@ def predict(
     >>> predict(lambda x: 2 * x, jnp.arange(3.0), batch_size=2).tolist()
     [0.0, 2.0, 4.0]
     """
-    (x,) = on_device("predict", "x", (x,))
-    require_count("predict", batch_size=batch_size)
+    x = jax.tree.map(jnp.asarray, x)
     model = eqx.nn.inference_mode(model)
     return run_prediction(transform, model, x, min(batch_size, size_of(x)))
 

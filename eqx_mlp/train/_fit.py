@@ -6,20 +6,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
+from .._checked import checked
 from .._keys import require_key, with_key
-from .._types import Key, Loss, Model, Trainable
+from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..data import epoch_permutation
 from ..metrics import Metrics
 from ._callback import Callback
-from ._data import on_device, padded, require_count, size_of
+from ._data import padded, require_count, require_data, size_of
 from ._evaluate import evaluate, require_metrics
 from ._gradient import mean_grad
 from ._loop import Epoch, Recipe
 from ._progress import Progress
 from ._runner import EpochResult, Runner
-from ._state import TrainState, init_state
+from ._state import TrainState, init_state, require_optimizer
 from ._step import Transform, transformed
 
 
@@ -40,12 +40,39 @@ class FitResult(NamedTuple):
         return self.state.model
 
 
+def _require(
+    model_or_state: Any,
+    data: Any,
+    *,
+    optimizer: Any = None,
+    key: Any = None,
+    validation: Any = None,
+    metrics: Any = None,
+    **counts: Any,
+) -> None:
+    require_data("fit", "data", data)
+    if validation is not None:
+        require_data("fit", "validation", validation)
+    for name in ("epochs", "batch_size"):
+        require_count("fit", **{name: counts.get(name)})
+    require_metrics("fit", metrics or {})
+    require_optimizer("fit", optimizer)
+    if not isinstance(model_or_state, TrainState):
+        require_key("fit", key)
+    elif key is not None:
+        raise ValueError(
+            "fit: a TrainState brings the key of its run: leave out key=, or start a "
+            "new run from state.model"
+        )
+
+
+@checked(_require)
 def fit(
     model_or_state: Model | TrainState,
     data: tuple,
     *,
     loss: Loss,
-    optimizer: optax.GradientTransformation,
+    optimizer: Optimizer,
     key: Key | None = None,
     epochs: int,
     batch_size: int,
@@ -94,12 +121,8 @@ def fit(
     >>> history["loss"].shape, bool(history["loss"][-1] < 0.02)
     ((30,), True)
     """
-    data = on_device("fit", "data", data)
-    if validation is not None:
-        validation = on_device("fit", "validation", validation)
-    require_count("fit", epochs=epochs, batch_size=batch_size)
+    data, validation = jax.tree.map(jnp.asarray, (data, validation))
     metrics = dict(metrics or {})
-    require_metrics("fit", metrics)
     recipe = Recipe(loss, optimizer, gradient, trainable, transform, metrics)
     state = _initial(model_or_state, optimizer, key, trainable)
     n = size_of(data)
@@ -140,14 +163,8 @@ def _initial(
     model_or_state: Any, optimizer: Any, key: Any, trainable: Trainable
 ) -> TrainState:
     if isinstance(model_or_state, TrainState):
-        if key is not None:
-            raise ValueError(
-                "fit: a TrainState brings the key of its run: leave out key=, or start "
-                "a new run from state.model"
-            )
         state = model_or_state
     else:
-        require_key("fit", key)
         state = init_state(model_or_state, optimizer, key=key, trainable=trainable)
     # The steps reuse the state's buffers; the caller's arrays must stay valid.
     return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Int, PyTree, Shaped
 
-from .._types import ArrayLike, Loss, Model, Trainable
+from .._types import ArrayLike, Loss, Model, Optimizer, Trainable
 from ..data import Batch
 from ..metrics import Metric, Metrics
 from ._state import TrainState
@@ -51,7 +50,7 @@ class Recipe(NamedTuple):
     """What makes a step, so that runs with the same parts share a compiled program."""
 
     loss: Loss
-    optimizer: optax.GradientTransformation
+    optimizer: Optimizer
     gradient: Callable[..., Any]
     trainable: Trainable
     transform: Transform | None
@@ -82,13 +81,16 @@ class Epoch(NamedTuple):
         return take_batch(self.data, self.order, i, self.batch_size)
 
 
-def start_epoch(epoch: Epoch, state: TrainState) -> EpochCarry:
+def metric_shapes(epoch: Epoch, state: TrainState) -> dict[str, Metric]:
+    """What a step measures, as shapes and dtypes."""
+    step = epoch.recipe.step()
+    return eqx.filter_eval_shape(lambda state: step(state, epoch.batch(0))[1], state)
+
+
+def start_epoch(epoch: Epoch, state: TrainState, shapes: Any) -> EpochCarry:
     """The carry before an epoch's first step."""
-    _, metrics = eqx.filter_eval_shape(
-        lambda state: epoch.recipe.step()(state, epoch.batch(0)), state
-    )
     steps = epoch.order.shape[0] // epoch.batch_size
-    return EpochCarry(state, zeros_of(metrics), jnp.zeros(steps, jnp.float32))
+    return EpochCarry(state, zeros_of(shapes), jnp.zeros(steps, jnp.float32))
 
 
 @eqx.filter_jit(donate="all-except-first")

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ._data import size_of
-from ._loop import Epoch, EpochCarry, run_steps, start_epoch
+from ._loop import Epoch, EpochCarry, metric_shapes, run_steps, start_epoch
 from ._progress import Progress
 from ._state import TrainState
 
@@ -33,6 +33,7 @@ class Runner:
         """Report to `bar`."""
         self._bar = bar
         self._pace = 1.0
+        self._shapes: dict[str, Any] | None = None
         self.compile_seconds: float | None = None
 
     def run(
@@ -40,7 +41,9 @@ class Runner:
     ) -> EpochResult:
         """Run the epoch's steps from number `done` on, giving up `state`'s buffers."""
         started = time.perf_counter()
-        carry = start_epoch(epoch, state)
+        if self._shapes is None:
+            self._shapes = metric_shapes(epoch, state)
+        carry = start_epoch(epoch, state, self._shapes)
         if self.compile_seconds is None:
             # No step at all: what this call takes is tracing and compiling.
             carry = self._call(epoch, carry, done, done)

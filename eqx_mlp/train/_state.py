@@ -1,15 +1,17 @@
 """What training carries from step to step."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import PyTree
 
+from .._checked import checked
 from .._keys import require_key
-from .._types import Key, Model, Step, Trainable
+from .._types import Key, Model, Optimizer, Step, Trainable
 from ..per_example._loss import split_trainable
 
 
@@ -26,9 +28,15 @@ class TrainState(eqx.Module):
     key: Key
 
 
+def _require(model: Any, optimizer: Any, *, key: Any = None, **_: Any) -> None:
+    require_key("init_state", key)
+    require_optimizer("init_state", optimizer)
+
+
+@checked(_require)
 def init_state(
     model: Model,
-    optimizer: optax.GradientTransformation,
+    optimizer: Optimizer,
     *,
     key: Key,
     trainable: Trainable = None,
@@ -54,21 +62,28 @@ def init_state(
     >>> init_state(model, optax.sgd(0.1), key=jax.random.key(1)).step.item()
     0
     """
-    require_key("init_state", key)
-    require_optimizer(optimizer)
     model = jax.tree.map(lambda x: _strong(x) if eqx.is_array(x) else x, model)
     params, _ = split_trainable(model, trainable)
+    with optax_promotion():
+        opt_state = optimizer.init(params)
     opt_state = jax.tree.map(
-        lambda x: _strong(x) if eqx.is_array_like(x) else x, optimizer.init(params)
+        lambda x: _strong(x) if eqx.is_array_like(x) else x, opt_state
     )
     return TrainState(model, opt_state, jnp.zeros((), jnp.int32), key)
 
 
-def require_optimizer(optimizer: Any) -> None:
+@contextlib.contextmanager
+def optax_promotion() -> Iterator[None]:
+    """JAX's default promotion, which Optax needs, whatever mode the user has set."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def require_optimizer(owner: str, optimizer: Any) -> None:
     """Raise a ValueError unless `optimizer` looks like one of Optax's."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise ValueError(
-            "optimizer must be an optax.GradientTransformation such as "
+            f"{owner}: optimizer must be an optax.GradientTransformation such as "
             f"optax.adam(1e-3), got {optimizer!r}"
         )
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import equinox as eqx
 import jax
@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from .._checked import checked
 from .._dtypes import promote
 from .._keys import with_key
-from .._types import Loss, Model, Trainable
+from .._types import Loss, Model, Optimizer, Trainable
 from ..data import Batch
 from ..metrics import Metric, Metrics, sum_metric
 from ..per_example import as_batch, example_keys
 from ..per_example._loss import split_trainable
 from ._gradient import mean_grad
-from ._state import TrainState, require_optimizer
+from ._state import TrainState, optax_promotion, require_optimizer
 
 # From the stored first argument of one example to what the loss takes.
 Transform: TypeAlias = Callable[[Any], Any]
@@ -27,9 +28,10 @@ StepFunction: TypeAlias = Callable[
 ]
 
 
+@checked(lambda loss, optimizer, **_: require_optimizer("make_step", optimizer))
 def make_step(
     loss: Loss,
-    optimizer: optax.GradientTransformation,
+    optimizer: Optimizer,
     *,
     gradient: Callable[..., Any] = mean_grad,
     trainable: Trainable = None,
@@ -65,8 +67,7 @@ def make_step(
     >>> state.model.item(), metrics["loss"].compute().item()
     (3.0, 5.0)
     """
-    require_optimizer(optimizer)
-    optimizer = optax.with_extra_args_support(optimizer)
+    extended = optax.with_extra_args_support(cast(Any, optimizer))
     grad = gradient(transformed(loss, transform), trainable=trainable)
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Metric]]:
@@ -76,9 +77,10 @@ def make_step(
         grads, stats = grad(state.model, *batch.example, key=key, weight=batch.weight)
         mean_loss = sum_metric(lambda value: value, batch.weight)(stats.value)
         params, rest = split_trainable(state.model, trainable)
-        updates, opt_state = optimizer.update(
-            grads, state.opt_state, params, value=mean_of(mean_loss)
-        )
+        with optax_promotion():
+            updates, opt_state = extended.update(
+                grads, state.opt_state, params, value=mean_of(mean_loss)
+            )
         sums = batch_metrics(metrics or {}, state.model, batch, transform, key)
         return TrainState(
             model=eqx.combine(jax.tree.map(apply_update, params, updates), rest),
