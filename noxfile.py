@@ -3,20 +3,35 @@
 `nox -l` lists everything. The long sessions (`bench`, `peers`) are run by name.
 """
 
-import shutil
+import subprocess
 import sys
 
 import nox
 
-nox.options.sessions = ["lint", "typecheck", "tests", "examples"]
+CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def is_there(version):
+    """Whether this Python runs; a version manager's stub may be there and not run."""
+    try:
+        return not subprocess.run(
+            [f"python{version}", "--version"], capture_output=True, check=False
+        ).returncode
+    except OSError:
+        return False
+
+
+FOUND = [v for v in ("3.11", "3.12", "3.13", "3.14") if v == CURRENT or is_there(v)]
+# The oldest versions that pyproject.toml allows, together; and whatever is newest.
+JAX = {
+    "newest": [],
+    "oldest": ["jax==0.7.2", "jaxlib==0.7.2", "equinox==0.13.2", "optax==0.2.6"],
+}
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+
+nox.options.sessions = ["lint", "typecheck", f"tests-{CURRENT}(newest)", "examples"]
 nox.options.error_on_external_run = True
 nox.options.reuse_existing_virtualenvs = True
-
-CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
-PYTHONS = ["3.11", "3.12", "3.13"]
-# The oldest versions that pyproject.toml allows, together.
-OLDEST = ["jax==0.7.2", "jaxlib==0.7.2", "equinox==0.13.2", "optax==0.2.6"]
-PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
 def group(name):
@@ -24,27 +39,12 @@ def group(name):
     return nox.project.dependency_groups(PYPROJECT, name)
 
 
-def run_tests(session, *constraints):
-    session.install("-e", ".", *group("tests"), *constraints)
+@nox.session(python=FOUND)
+@nox.parametrize("jax", [nox.param(name, id=name) for name in JAX])
+def tests(session, jax):
+    """The test suite on each Python found, with the newest jax and the oldest."""
+    session.install("-e", ".", *group("tests"), *JAX[jax])
     session.run("pytest", *session.posargs)
-
-
-@nox.session(python=CURRENT)
-def tests(session):
-    """The test suite on the current Python, with the newest jax that it takes."""
-    run_tests(session)
-
-
-@nox.session(python=[p for p in PYTHONS if shutil.which(f"python{p}")])
-def matrix(session):
-    """The test suite on every Python found, with the newest jax that each takes."""
-    run_tests(session)
-
-
-@nox.session(python=CURRENT)
-def oldest(session):
-    """The test suite with the oldest supported jax, equinox and optax."""
-    run_tests(session, *OLDEST)
 
 
 @nox.session(python=CURRENT)

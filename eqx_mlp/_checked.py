@@ -22,6 +22,9 @@ def checked(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         typed: Callable[P, R] | None = None
+        if first is not None:
+            # Python names the function in "missing a required argument".
+            first.__qualname__ = function.__qualname__
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, Integer, PRNGKeyArray, PyTree
 
 # What a caller may hand over where an array is read.
 ArrayLike: TypeAlias = Array | np.ndarray
 # One number, as a loss returns it.
 Scalar: TypeAlias = Float[Array, ""]
+# The number of a class, from 0.
+Label: TypeAlias = Integer[ArrayLike, ""] | int | np.integer
 # How many optimiser updates a state has seen.
 Step: TypeAlias = Int[Array, ""]
 # One number an example: losses, gradient norms.

@@ -10,7 +10,7 @@ from ._checked import checked
 from ._dtypes import wide
 from ._keys import with_key
 from ._known import is_known
-from ._types import ArrayLike, Key, Model, Scalar
+from ._types import ArrayLike, Key, Label, Model, Scalar
 
 
 def require_label(owner: str, label: Any) -> None:
@@ -63,7 +63,7 @@ def logits_of(
 def cross_entropy(
     model: Model,
     x: Shaped[ArrayLike, "..."],
-    label: Int[ArrayLike, ""] | int,
+    label: Label,
     *,
     key: Key | None = None,
 ) -> Scalar:
@@ -86,7 +86,7 @@ def cross_entropy(
     """
     logits = logits_of("cross_entropy", model, x, key)
     classes = logits.shape[0]
-    label = jnp.asarray(label)
+    label = jnp.asarray(label).astype(jnp.int32)
     valid = valid_label("cross_entropy", label, classes)
     # A sum over the one-hot row, whose derivative is the row; indexing would scatter.
     own = jnp.sum(jnp.where(jnp.arange(classes) == label, logits, 0))

@@ -12,12 +12,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from ._checked import checked
 from ._dtypes import promote
 from ._known import is_known
-from ._types import ArrayLike, Key, Model, Weight
+from ._types import ArrayLike, Key, Label, Model, Weight
 from .losses import logits_of, require_label, valid_label
 
 # Name to function of one example, as `fit` and `evaluate` take them.
@@ -85,7 +85,7 @@ def sum_metric(
 def accuracy(
     model: Model,
     x: Shaped[ArrayLike, "..."],
-    label: Int[ArrayLike, ""] | int,
+    label: Label,
     *,
     key: Key | None = None,
 ) -> Metric:
@@ -113,14 +113,14 @@ def top_k(k: int) -> Callable[..., Metric]:
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise ValueError(f"top_k: k must be an integer >= 1, got {k!r}")
 
+    @checked(lambda model, x, label, **_: require_label("top_k", label))
     def top(
         model: Model,
         x: Shaped[ArrayLike, "..."],
-        label: Int[ArrayLike, ""] | int,
+        label: Label,
         *,
         key: Key | None = None,
     ) -> Metric:
-        require_label("top_k", label)
         return _top_k("top_k", k, model, x, label, key)
 
     return top
@@ -131,7 +131,7 @@ def _top_k(
 ) -> Metric:
     logits = logits_of(owner, model, x, key)
     classes = logits.shape[0]
-    label = jnp.asarray(label)
+    label = jnp.asarray(label).astype(jnp.int32)
     valid = valid_label(owner, label, classes)
     if k == 1:
         right = jnp.argmax(logits) == label
@@ -142,10 +142,11 @@ def _top_k(
     return Metric(jnp.where(valid, right.astype(one.dtype), jnp.nan), one)
 
 
+@checked(lambda model, x, label, **_: require_label("confusion_matrix", label))
 def confusion_matrix(
     model: Model,
     x: Shaped[ArrayLike, "..."],
-    label: Int[ArrayLike, ""] | int,
+    label: Label,
     *,
     key: Key | None = None,
 ) -> Metric:
@@ -157,10 +158,9 @@ def confusion_matrix(
     >>> confusion_matrix(lambda x: x, jnp.array([0.1, 0.9]), 0).compute().tolist()
     [[0.0, 1.0], [0.0, 0.0]]
     """
-    require_label("confusion_matrix", label)
     logits = logits_of("confusion_matrix", model, x, key)
     classes = logits.shape[0]
-    label = jnp.asarray(label)
+    label = jnp.asarray(label).astype(jnp.int32)
     valid = valid_label("confusion_matrix", label, classes)
     of_label = jax.nn.one_hot(label, classes, dtype=logits.dtype)
     of_prediction = jax.nn.one_hot(jnp.argmax(logits), classes, dtype=logits.dtype)

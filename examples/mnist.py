@@ -12,6 +12,7 @@ import argparse
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -136,7 +137,8 @@ def plot(path, model, history, test):
     worst = wrong[np.argsort(-probability[wrong, predicted[wrong]])][:12]
 
     figure = plt.figure(figsize=(13, 8), layout="constrained")
-    top, bottom = np.ravel(figure.subfigures(2, 1, height_ratios=[3, 2]))
+    parts: Any = figure.subfigures(2, 1, height_ratios=[3, 2])
+    top, bottom = parts
     loss, accuracy, matrix = top.subplots(1, 3)
     epochs = np.arange(1, len(history["loss"]) + 1)
     for axes, name in ((loss, "loss"), (accuracy, "accuracy")):

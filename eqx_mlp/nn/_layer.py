@@ -43,7 +43,9 @@ def require_sizes(owner: str, **sizes: Any) -> None:
             raise ValueError(f"{owner}: {name} must be an integer >= 1, got {size!r}")
 
 
-def require_arguments(owner: str, dropout_rate: Any, dtype: Any, key: Any) -> None:
+def require_options(
+    owner: str, *, dropout_rate: Any = 0.0, dtype: Any = None, key: Any = None, **_: Any
+) -> None:
     """Raise a ValueError unless a model's constructor got what it needs."""
     require_key(owner, key)
     if isinstance(dropout_rate, float | int) and not 0 <= dropout_rate < 1:

@@ -14,10 +14,24 @@ from ._init import Initializer, he_normal
 from ._layer import (
     dropout_keys,
     linear,
-    require_arguments,
     require_example,
+    require_options,
     require_sizes,
 )
+
+
+def _require(
+    self: Any, in_size: Any, out_size: Any, hidden_sizes: Any, **options: Any
+) -> None:
+    require_sizes("MLP", in_size=in_size, out_size=out_size)
+    if not isinstance(hidden_sizes, Sequence) or isinstance(hidden_sizes, str):
+        raise ValueError(
+            "MLP: hidden_sizes is the width of each hidden layer, such as (256, 128), "
+            f"got {hidden_sizes!r}"
+        )
+    for i, size in enumerate(hidden_sizes):
+        require_sizes("MLP", **{f"hidden_sizes[{i}]": size})
+    require_options("MLP", **options)
 
 
 class MLP(eqx.Module):
@@ -40,6 +54,7 @@ class MLP(eqx.Module):
     in_size: int = eqx.field(static=True)
     out_size: int = eqx.field(static=True)
 
+    @checked(_require)
     def __init__(
         self,
         in_size: int,
@@ -69,11 +84,6 @@ class MLP(eqx.Module):
         Raises:
             ValueError: a size below 1, a rate outside [0, 1), no key.
         """
-        hidden_sizes = _as_sizes(hidden_sizes)
-        require_sizes("MLP", in_size=in_size, out_size=out_size)
-        for i, size in enumerate(hidden_sizes):
-            require_sizes("MLP", **{f"hidden_sizes[{i}]": size})
-        require_arguments("MLP", dropout_rate, dtype, key)
         sizes = (in_size, *hidden_sizes, out_size)
         keys = jax.random.split(key, len(sizes) - 1)
         self.layers = tuple(
@@ -114,12 +124,3 @@ class MLP(eqx.Module):
             x = self.activation(layer(x))
             x = self.dropout(x, key=k, inference=inference)
         return last(x)
-
-
-def _as_sizes(hidden_sizes: Any) -> tuple[int, ...]:
-    if not isinstance(hidden_sizes, Sequence) or isinstance(hidden_sizes, str):
-        raise ValueError(
-            "MLP: hidden_sizes is the width of each hidden layer, such as (256, 128), "
-            f"got {hidden_sizes!r}"
-        )
-    return tuple(hidden_sizes)

@@ -14,8 +14,8 @@ from ._init import Initializer, he_normal
 from ._layer import (
     dropout_keys,
     linear,
-    require_arguments,
     require_example,
+    require_options,
     require_sizes,
 )
 
@@ -32,6 +32,15 @@ class ResidualBlock(eqx.Module):
     ) -> Float[Array, " width"]:
         """The block's output; `activation` and `dropout` are the model's."""
         return x + self.down(dropout(activation(self.up(self.norm(x)))))
+
+
+def _require(
+    self: Any, in_size: Any, out_size: Any, width: Any, depth: Any, **options: Any
+) -> None:
+    require_sizes("ResidualMLP", in_size=in_size, out_size=out_size, width=width)
+    hidden_size = options.pop("hidden_size", None)
+    require_sizes("ResidualMLP", depth=depth, hidden_size=hidden_size or width)
+    require_options("ResidualMLP", **options)
 
 
 class ResidualMLP(eqx.Module):
@@ -57,6 +66,7 @@ class ResidualMLP(eqx.Module):
     in_size: int = eqx.field(static=True)
     out_size: int = eqx.field(static=True)
 
+    @checked(_require)
     def __init__(
         self,
         in_size: int,
@@ -91,9 +101,6 @@ class ResidualMLP(eqx.Module):
             ValueError: a size below 1, a rate outside [0, 1), no key.
         """
         hidden = width if hidden_size is None else hidden_size
-        require_sizes("ResidualMLP", in_size=in_size, out_size=out_size, width=width)
-        require_sizes("ResidualMLP", depth=depth, hidden_size=hidden)
-        require_arguments("ResidualMLP", dropout_rate, dtype, key)
         keys = iter(jax.random.split(key, 2 * depth + 2))
 
         def draw(m: int, n: int) -> eqx.nn.Linear:
