@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import jax
 from jax.core import Tracer
 
 
 def is_known(x: Any) -> bool:
-    """Whether `x` has a value now: False for what `jit`, `vmap` or `grad` traces."""
-    return not isinstance(x, Tracer)
+    """Whether `x` has a value now: not while `jit`, `vmap` or `grad` traces a leaf."""
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(x))

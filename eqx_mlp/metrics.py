@@ -41,17 +41,20 @@ class Metric(eqx.Module):
         """The metric over both sets of examples."""
         return jax.tree.map(jnp.add, self, other)
 
-    def compute(self) -> Float[Array, "..."]:
-        """The value: numerator over denominator.
+    def compute(self) -> Float[ArrayLike, "..."]:
+        """The value: numerator over denominator, on the host where it is known.
 
         Raises:
             ValueError: the denominator is 0, so there was no example.
         """
         if self.denominator is None:
             return self.numerator
-        if is_known(self.denominator) and not np.all(np.asarray(self.denominator)):
+        if not is_known((self.numerator, self.denominator)):
+            return self.numerator / self.denominator
+        denominator = np.asarray(self.denominator)
+        if not np.all(denominator):
             raise ValueError("a mean over no example: every weight was 0")
-        return self.numerator / self.denominator
+        return np.asarray(np.asarray(self.numerator) / denominator)
 
 
 def sum_metric(

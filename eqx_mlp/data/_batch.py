@@ -38,8 +38,7 @@ def epoch_permutation(key: Key, epoch: int, n: int) -> Int[np.ndarray, " n"]:
     >>> sorted(epoch_permutation(jax.random.key(0), 3, 5).tolist())
     [0, 1, 2, 3, 4]
     """
-    folded = jax.random.fold_in(key, epoch)
-    if jax.numpy.issubdtype(folded.dtype, jax.dtypes.prng_key):
-        folded = jax.random.key_data(folded)
-    seed = [int(word) for word in np.asarray(folded).ravel()]
-    return np.random.default_rng(seed).permutation(n).astype(np.int32)
+    if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    seed = [*(int(word) for word in np.asarray(key).ravel()), epoch]
+    return np.random.default_rng(seed).permutation(np.arange(n, dtype=np.int32))

@@ -22,7 +22,11 @@ def linear(
     key: Key,
 ) -> eqx.nn.Linear:
     """An `eqx.nn.Linear` with weights from `init` and a zero bias."""
-    layer = eqx.nn.Linear(in_size, out_size, use_bias=use_bias, dtype=dtype, key=key)
+    # The layer's own initialiser is only traced, for its shapes: it would compile and
+    # draw numbers that are thrown away.
+    layer = eqx.filter_eval_shape(
+        eqx.nn.Linear, in_size, out_size, use_bias=use_bias, dtype=dtype, key=key
+    )
     weight = init(key, (out_size, in_size), layer.weight.dtype)
     if weight.shape != layer.weight.shape or weight.dtype != layer.weight.dtype:
         raise ValueError(
@@ -31,7 +35,7 @@ def linear(
         )
     layer = eqx.tree_at(lambda m: m.weight, layer, weight)
     if use_bias:
-        layer = eqx.tree_at(lambda m: m.bias, layer, jnp.zeros_like(layer.bias))
+        layer = eqx.tree_at(lambda m: m.bias, layer, jnp.zeros(out_size, weight.dtype))
     return layer
 
 

@@ -5,12 +5,14 @@ device. Where the loop starts and ends is data, so any number of steps runs with
 second compilation.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, PyTree, Shaped
 
 from .._types import ArrayLike, Loss, Model, Optimizer, Trainable
@@ -87,29 +89,61 @@ def metric_shapes(epoch: Epoch, state: TrainState) -> dict[str, Metric]:
     return eqx.filter_eval_shape(lambda state: step(state, epoch.batch(0))[1], state)
 
 
-def start_epoch(epoch: Epoch, state: TrainState, shapes: Any) -> EpochCarry:
-    """The carry before an epoch's first step."""
-    steps = epoch.order.shape[0] // epoch.batch_size
-    return EpochCarry(state, zeros_of(shapes), jnp.zeros(steps, jnp.float32))
+class EpochLoop:
+    """An epoch under way, its carry held as a flat list of arrays.
+
+    A call then hands over lists: walking through modules at every call, as
+    `eqx.filter_jit` does, takes longer than the host may.
+    """
+
+    def __init__(self, epoch: Epoch, state: TrainState, shapes: dict[str, Metric]):
+        """Begin an epoch that measures `shapes`, giving up the state's buffers."""
+        self.steps = epoch.order.shape[0] // epoch.batch_size
+        loss = jax.ShapeDtypeStruct((self.steps,), jnp.float32)
+        carry = EpochCarry(state, zeros_of(shapes), zeros_of(loss))
+        self._fixed, self._epoch_static = _flatten(epoch)
+        self._arrays, self._carry_static = _flatten(carry)
+
+    def run(self, start: int, stop: int) -> None:
+        """Run steps number `start` to `stop - 1`, and wait for them."""
+        static = (self._epoch_static, self._carry_static)
+        self._arrays = _run_steps(static, self._fixed, self._arrays, start, stop)
+        jax.block_until_ready(self._arrays)
+
+    @property
+    def carry(self) -> EpochCarry:
+        """The carry so far; its arrays are valid until the next run."""
+        return _unflatten(self._arrays, self._carry_static)
 
 
-@eqx.filter_jit(donate="all-except-first")
-def run_steps(
-    epoch: Epoch, carry: EpochCarry, span: tuple[Int[ArrayLike, ""], Int[ArrayLike, ""]]
-) -> EpochCarry:
-    """Steps number `span[0]` to `span[1] - 1` of an epoch."""
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _run_steps(static: Any, fixed: list, arrays: list, start: Any, stop: Any) -> list:
+    epoch = _unflatten(fixed, static[0])
     step = epoch.recipe.step()
-    arrays, static = eqx.partition(carry, eqx.is_array)
 
-    def body(i: Array, arrays: PyTree) -> PyTree:
-        carry = eqx.combine(arrays, static)
+    def body(i: Array, arrays: list) -> list:
+        carry = _unflatten(arrays, static[1])
         state, metrics = step(carry.state, epoch.batch(i))
         sums = {name: carry.sums[name].merge(metrics[name]) for name in metrics}
         value = mean_of(metrics["loss"]).astype(jnp.float32)
         new = EpochCarry(state, sums, carry.step_loss.at[i].set(value))
-        return eqx.filter(new, eqx.is_array)
+        return _flatten(new)[0]
 
-    return eqx.combine(jax.lax.fori_loop(*span, body, arrays), static)
+    return jax.lax.fori_loop(start, stop, body, arrays)
+
+
+def _flatten(tree: PyTree) -> tuple[list[Array], Hashable]:
+    leaves, structure = jax.tree.flatten(tree)
+    places = tuple(eqx.is_array(x) for x in leaves)
+    rest = tuple(x for x, array in zip(leaves, places, strict=True) if not array)
+    return [x for x in leaves if eqx.is_array(x)], (structure, places, rest)
+
+
+def _unflatten(arrays: list[Array], static: Any) -> Any:
+    structure, places, rest = static
+    arrays_, rest_ = iter(arrays), iter(rest)
+    leaves = [next(arrays_) if array else next(rest_) for array in places]
+    return jax.tree.unflatten(structure, leaves)
 
 
 @eqx.filter_jit
@@ -148,5 +182,5 @@ def run_prediction(
 
 
 def zeros_of(shapes: PyTree) -> Any:
-    """Zeros of the given shapes and dtypes."""
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    """Zeros of the given shapes and dtypes, made on the host: nothing to compile."""
+    return jax.tree.map(lambda s: jnp.asarray(np.zeros(s.shape, s.dtype)), shapes)

@@ -3,13 +3,11 @@
 import time
 from typing import Any, NamedTuple
 
-import equinox as eqx
-import jax
 import numpy as np
 from jaxtyping import Float
 
 from ._data import size_of
-from ._loop import Epoch, EpochCarry, metric_shapes, run_steps, start_epoch
+from ._loop import Epoch, EpochCarry, EpochLoop, metric_shapes
 from ._progress import Progress
 from ._state import TrainState
 
@@ -43,32 +41,25 @@ class Runner:
         started = time.perf_counter()
         if self._shapes is None:
             self._shapes = metric_shapes(epoch, state)
-        carry = start_epoch(epoch, state, self._shapes)
+        loop = EpochLoop(epoch, state, self._shapes)
         if self.compile_seconds is None:
             # No step at all: what this call takes is tracing and compiling.
-            carry = self._call(epoch, carry, done, done)
+            loop.run(done, done)
             self.compile_seconds = time.perf_counter() - started
             started = time.perf_counter()
-        n, steps, at = size_of(epoch.data), carry.step_loss.shape[0], done
-        while at < steps:
-            to = min(steps, at + max(1, int(self._pace)))
+        n, at = size_of(epoch.data), done
+        while at < loop.steps:
+            to = min(loop.steps, at + max(1, int(self._pace)))
             called = time.perf_counter()
-            carry = self._call(epoch, carry, at, to)
+            loop.run(at, to)
             self._pace = (to - at) * CALL_SECONDS / (time.perf_counter() - called)
-            rows = min(n, to * epoch.batch_size) - at * epoch.batch_size
             if self._bar.on:
-                self._bar.advance(number, rows, values_of(carry))
+                rows = min(n, to * epoch.batch_size) - at * epoch.batch_size
+                self._bar.advance(number, rows, values_of(loop.carry))
             at = to
+        carry = loop.carry
         values = values_of(carry) | {"seconds": time.perf_counter() - started}
         return EpochResult(carry.state, values, np.asarray(carry.step_loss)[done:])
-
-    def _call(self, epoch: Epoch, carry: EpochCarry, at: int, to: int) -> EpochCarry:
-        carry = run_steps(
-            epoch, carry, (np.asarray(at, np.int32), np.asarray(to, np.int32))
-        )
-        # Without waiting a call would return at once, and the pace would be fiction.
-        jax.block_until_ready(eqx.filter(carry, eqx.is_array))
-        return carry
 
 
 def values_of(carry: EpochCarry) -> dict[str, Any]:
