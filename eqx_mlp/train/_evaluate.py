@@ -13,8 +13,7 @@ from .._types import Model
 from ..data import Batch
 from ..metrics import Metrics
 from ._data import padded, require_count, require_data, size_of
-from ._loop import run_evaluation, run_prediction
-from ._runner import plain
+from ._loop import plain, run_evaluation, run_prediction
 from ._step import Transform, batch_metrics
 
 

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PyTree, Shaped
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from .._types import ArrayLike, Loss, Model, Optimizer, Trainable
 from ..data import Batch
@@ -22,14 +22,6 @@ from ._state import TrainState
 from ._step import StepFunction, Transform, batch_metrics, make_step, mean_of
 
 Data = tuple[PyTree[Shaped[Array, "examples ..."]], ...]
-
-
-class EpochCarry(eqx.Module):
-    """What an epoch's loop carries: the state, its sums so far, each step's loss."""
-
-    state: TrainState
-    sums: dict[str, Metric]
-    step_loss: Shaped[Array, " steps"]
 
 
 def take_batch(
@@ -83,53 +75,71 @@ class Epoch(NamedTuple):
         return take_batch(self.data, self.order, i, self.batch_size)
 
 
-def metric_shapes(epoch: Epoch, state: TrainState) -> dict[str, Metric]:
-    """What a step measures, as shapes and dtypes."""
-    step = epoch.recipe.step()
-    return eqx.filter_eval_shape(lambda state: step(state, epoch.batch(0))[1], state)
-
-
 class EpochLoop:
-    """An epoch under way, its carry held as a flat list of arrays.
+    """An epoch under way: the state, the metrics' sums so far, each step's loss.
 
-    A call then hands over lists: walking through modules at every call, as
-    `eqx.filter_jit` does, takes longer than the host may.
+    The state is held as a flat list of arrays. Walking through modules at every call,
+    as `eqx.filter_jit` does, takes longer than the host may.
     """
 
-    def __init__(self, epoch: Epoch, state: TrainState, shapes: dict[str, Metric]):
-        """Begin an epoch that measures `shapes`, giving up the state's buffers."""
+    def __init__(self, epoch: Epoch, state: TrainState, shapes: Any = None):
+        """Begin an epoch, giving up the state's buffers.
+
+        `shapes` is what another epoch of the run has as `shapes`.
+        """
         self.steps = epoch.order.shape[0] // epoch.batch_size
-        loss = jax.ShapeDtypeStruct((self.steps,), jnp.float32)
-        carry = EpochCarry(state, zeros_of(shapes), zeros_of(loss))
-        self._fixed, self._epoch_static = _flatten(epoch)
-        self._arrays, self._carry_static = _flatten(carry)
+        self._fixed, epoch_static = _flatten(epoch)
+        arrays, state_static = _flatten(state)
+        self._static = (epoch_static, state_static)
+        if shapes is None:
+            one = jax.eval_shape(
+                functools.partial(_step, self._static), self._fixed, arrays, np.int32(0)
+            )[1]
+            shapes = one, jax.ShapeDtypeStruct((self.steps,), jnp.float32)
+        self.shapes = shapes
+        sums, step_loss = zeros_of(shapes)
+        self._carry = (arrays, sums, step_loss)
 
     def run(self, start: int, stop: int) -> None:
         """Run steps number `start` to `stop - 1`, and wait for them."""
-        static = (self._epoch_static, self._carry_static)
-        self._arrays = _run_steps(static, self._fixed, self._arrays, start, stop)
-        jax.block_until_ready(self._arrays)
+        span = (np.int32(start), np.int32(stop))
+        self._carry = _run_steps(self._static, self._fixed, self._carry, span)
+        jax.block_until_ready(self._carry)
 
     @property
-    def carry(self) -> EpochCarry:
-        """The carry so far; its arrays are valid until the next run."""
-        return _unflatten(self._arrays, self._carry_static)
+    def state(self) -> TrainState:
+        """The state so far; its arrays are valid until the next run."""
+        return _unflatten(self._carry[0], self._static[1])
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Each metric's value over the epoch so far."""
+        return {name: plain(sums.compute()) for name, sums in self._carry[1].items()}
+
+    @property
+    def step_loss(self) -> Float[np.ndarray, " steps"]:
+        """The loss at each step; 0 at steps that have not run."""
+        return np.asarray(self._carry[2])
+
+
+# Compiled by itself nowhere, but traced once for both the shapes and the loop.
+@functools.partial(jax.jit, static_argnums=0)
+def _step(static: Any, fixed: list, arrays: list, i: Any) -> tuple[list, dict]:
+    epoch, state = _unflatten(fixed, static[0]), _unflatten(arrays, static[1])
+    state, metrics = epoch.recipe.step()(state, epoch.batch(i))
+    return _flatten(state)[0], metrics
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _run_steps(static: Any, fixed: list, arrays: list, start: Any, stop: Any) -> list:
-    epoch = _unflatten(fixed, static[0])
-    step = epoch.recipe.step()
+def _run_steps(static: Any, fixed: list, carry: tuple, span: tuple) -> tuple:
+    def body(i: Array, carry: tuple) -> tuple:
+        arrays, sums, step_loss = carry
+        arrays, metrics = _step(static, fixed, arrays, i)
+        sums = {name: sums[name].merge(metrics[name]) for name in sums}
+        loss = mean_of(metrics["loss"]).astype(step_loss.dtype)
+        return arrays, sums, step_loss.at[i].set(loss)
 
-    def body(i: Array, arrays: list) -> list:
-        carry = _unflatten(arrays, static[1])
-        state, metrics = step(carry.state, epoch.batch(i))
-        sums = {name: carry.sums[name].merge(metrics[name]) for name in metrics}
-        value = mean_of(metrics["loss"]).astype(jnp.float32)
-        new = EpochCarry(state, sums, carry.step_loss.at[i].set(value))
-        return _flatten(new)[0]
-
-    return jax.lax.fori_loop(start, stop, body, arrays)
+    return jax.lax.fori_loop(span[0], span[1], body, carry)
 
 
 def _flatten(tree: PyTree) -> tuple[list[Array], Hashable]:
@@ -179,6 +189,12 @@ def run_prediction(
         return model(x if transform is None else transform(x))
 
     return jax.lax.map(of_one, x, batch_size=batch_size)
+
+
+def plain(value: Any) -> Any:
+    """A float where there is one number, else a NumPy array."""
+    value = np.asarray(value)
+    return value.item() if value.ndim == 0 else value
 
 
 def zeros_of(shapes: PyTree) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ._data import size_of
-from ._loop import Epoch, EpochCarry, EpochLoop, metric_shapes
+from ._loop import Epoch, EpochLoop
 from ._progress import Progress
 from ._state import TrainState
 
@@ -31,7 +31,7 @@ class Runner:
         """Report to `bar`."""
         self._bar = bar
         self._pace = 1.0
-        self._shapes: dict[str, Any] | None = None
+        self._shapes: Any = None
         self.compile_seconds: float | None = None
 
     def run(
@@ -39,9 +39,8 @@ class Runner:
     ) -> EpochResult:
         """Run the epoch's steps from number `done` on, giving up `state`'s buffers."""
         started = time.perf_counter()
-        if self._shapes is None:
-            self._shapes = metric_shapes(epoch, state)
         loop = EpochLoop(epoch, state, self._shapes)
+        self._shapes = loop.shapes
         if self.compile_seconds is None:
             # No step at all: what this call takes is tracing and compiling.
             loop.run(done, done)
@@ -55,19 +54,7 @@ class Runner:
             self._pace = (to - at) * CALL_SECONDS / (time.perf_counter() - called)
             if self._bar.on:
                 rows = min(n, to * epoch.batch_size) - at * epoch.batch_size
-                self._bar.advance(number, rows, values_of(loop.carry))
+                self._bar.advance(number, rows, loop.values)
             at = to
-        carry = loop.carry
-        values = values_of(carry) | {"seconds": time.perf_counter() - started}
-        return EpochResult(carry.state, values, np.asarray(carry.step_loss)[done:])
-
-
-def values_of(carry: EpochCarry) -> dict[str, Any]:
-    """Each metric's value over the epoch so far."""
-    return {name: plain(sums.compute()) for name, sums in carry.sums.items()}
-
-
-def plain(value: Any) -> Any:
-    """A float where there is one number, else a NumPy array."""
-    value = np.asarray(value)
-    return value.item() if value.ndim == 0 else value
+        values = loop.values | {"seconds": time.perf_counter() - started}
+        return EpochResult(loop.state, values, loop.step_loss[done:])
