@@ -5,7 +5,6 @@ import hashlib
 import io
 import logging
 import os
-import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from jaxtyping import Int32, Shaped, UInt8
 
 from .._checked import checked
+from ._cache import cache_folder as _cache_folder
 from ._idx import PathLike, match_labels, parse_idx, read_uncompressed
 
 logger = logging.getLogger("eqx_mlp")
@@ -250,20 +250,6 @@ def _nowhere(tried: list[str]) -> DataNotFoundError:
         "Put the four files in a folder and name it as path or "
         f"${ENVIRONMENT}, or mend the network and call again"
     )
-
-
-def _cache_folder() -> Path:
-    """Where pooch.os_cache points, without importing pooch to read what is there."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):  # the XDG specification has relative ones ignored
-        root = Path(base)
-    elif sys.platform == "win32":
-        root = Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local")
-    elif sys.platform == "darwin":
-        root = Path("~/Library/Caches")
-    else:
-        root = Path("~/.cache")
-    return root.expanduser() / "eqx_mlp" / "mnist"
 
 
 def _candidates(folder: Path, name: str) -> list[Path]:
