@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from ._checked import checked
@@ -90,30 +91,41 @@ def cross_entropy(
     valid = valid_label("cross_entropy", label, classes)
     # A sum over the one-hot row, whose derivative is the row; indexing would scatter.
     own = jnp.sum(jnp.where(jnp.arange(classes) == label, logits, 0))
-    return jnp.where(valid, jax.nn.logsumexp(logits) - own, jnp.nan)
+    # A factor, because a NaN that where() picks would have gradient zero.
+    return (jax.nn.logsumexp(logits) - own) * jnp.where(valid, 1, jnp.nan)
 
 
+def _require_target(model: Any, x: Any, target: Any, **_: Any) -> None:
+    if not isinstance(target, jax.Array | np.ndarray | np.floating | float):
+        raise ValueError(
+            "squared_error: the target must be an array of floating-point numbers or "
+            f"one float, got {type(target).__name__}: convert it with jnp.asarray"
+        )
+
+
+@checked(_require_target)
 def squared_error(
     model: Model,
     x: Shaped[ArrayLike, "..."],
-    target: Float[ArrayLike, "..."] | float,
+    target: Float[ArrayLike, "..."] | float | np.floating,
     *,
     key: Key | None = None,
 ) -> Scalar:
     """Squared error of one example, the mean over the model's outputs.
 
-    Args:
-        model: gives the prediction, any shape.
-        x: one example's features, as the model takes them.
-        target: of the prediction's shape; one number will do for one output.
-        key: handed to the model, for dropout.
+        Args:
+            model: gives the prediction, any shape.
+            x: one example's features, as the model takes them.
+            target: of the prediction's shape; one number will do for one output.
+            key: handed to the model, for dropout.
 
-    Raises:
-        ValueError: a target of another shape than the prediction.
+        Raises:
+            ValueError: a target of another shape than the prediction.
 
-    >>> import jax.numpy as jnp
-    >>> float(squared_error(lambda x: x, jnp.array([1., 2.]), jnp.array([1., 4.])))
-    2.0
+        >>> import jax.numpy as jnp
+    import numpy as np
+        >>> float(squared_error(lambda x: x, jnp.array([1., 2.]), jnp.array([1., 4.])))
+        2.0
     """
     prediction = with_key(model, x, key=key)
     shape = jnp.shape(prediction)

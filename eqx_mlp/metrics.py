@@ -169,3 +169,13 @@ def confusion_matrix(
     of_prediction = jax.nn.one_hot(jnp.argmax(logits), classes, dtype=logits.dtype)
     counts = of_label[:, None] * of_prediction[None, :]
     return Metric(jnp.where(valid, counts, jnp.nan), None)
+
+
+__all__ = [
+    "Metric",
+    "Metrics",
+    "accuracy",
+    "confusion_matrix",
+    "sum_metric",
+    "top_k",
+]

@@ -93,3 +93,14 @@ def test_a_model_that_gives_no_logits_is_a_value_error():
     for out in (jnp.ones((2, 2)), jnp.ones(3, jnp.int32), jnp.ones(())):
         with pytest.raises(ValueError, match="one floating-point logit a class"):
             losses.cross_entropy(lambda x, out=out: out, jnp.ones(1), 0)
+
+
+def test_a_bad_label_in_compiled_code_is_a_nan_in_the_gradient_too():
+    grad = jax.jit(jax.grad(lambda x, label: losses.cross_entropy(identity, x, label)))
+    assert np.all(np.isnan(grad(jnp.ones(4), 4)))
+    assert np.all(np.isfinite(grad(jnp.ones(4), 3)))
+
+
+def test_a_target_that_is_a_list_is_a_value_error():
+    with pytest.raises(ValueError, match=r"got list: convert it with jnp\.asarray"):
+        losses.squared_error(identity, jnp.ones(2), [1.0, 2.0])

@@ -48,10 +48,21 @@ def require_sizes(owner: str, **sizes: Any) -> None:
 
 
 def require_options(
-    owner: str, *, dropout_rate: Any = 0.0, dtype: Any = None, key: Any = None, **_: Any
+    owner: str,
+    *,
+    activation: Any = jax.nn.relu,
+    dropout_rate: Any = 0.0,
+    dtype: Any = None,
+    key: Any = None,
+    **_: Any,
 ) -> None:
     """Raise a ValueError unless a model's constructor got what it needs."""
     require_key(owner, key)
+    if not callable(activation):
+        raise ValueError(
+            f"{owner}: activation must be a function such as jax.nn.relu, got "
+            f"{activation!r}"
+        )
     if isinstance(dropout_rate, float | int) and not 0 <= dropout_rate < 1:
         raise ValueError(
             f"{owner}: dropout_rate is the probability of dropping a hidden unit and "
@@ -67,12 +78,14 @@ def require_options(
 def require_example(owner: str, in_size: int, x: Any) -> None:
     """Raise a ValueError unless `x` is the features of one example."""
     if not eqx.is_array(x):
-        raise ValueError(
-            f"{owner} takes an array of shape ({in_size},), got a "
-            f"{type(x).__name__}. If an optimiser called the model, its label tree is "
-            "a callable Module: use eqx_mlp.multi_transform, or wrap the tree as "
-            "lambda _: labels"
-        )
+        message = f"{owner} takes an array of shape ({in_size},), got a "
+        message += type(x).__name__
+        if isinstance(x, eqx.Module):
+            message += (
+                ". If an optimiser called the model, its label tree is a callable "
+                "Module: use eqx_mlp.multi_transform, or wrap it as lambda _: labels"
+            )
+        raise ValueError(message)
     if x.shape != (in_size,):
         if x.ndim == 2 and x.shape[1] == in_size:
             mend = "for a batch use jax.vmap(model)(x)"

@@ -46,10 +46,10 @@ def _require(
 class ResidualMLP(eqx.Module):
     """A perceptron of pre-norm residual blocks, for one example.
 
-    An embedding to `width`, `depth` blocks, a last layer norm and a linear head. Pre-
-    norm keeps the path from input to output an identity. Source: He et al. (2016),
-    "Identity mappings in deep residual networks"; Xiong et al. (2020), "On layer
-    normalization in the transformer architecture".
+    An embedding to `width`, `depth` blocks, a last layer norm and a linear head. The
+    norm before a block keeps the path from input to output an identity. Source: He et
+    al. (2016), "Identity mappings in deep residual networks"; Xiong et al. (2020), "On
+    layer normalization in the transformer architecture".
 
     >>> import jax, jax.numpy as jnp
     >>> model = ResidualMLP(784, 10, width=64, depth=3, key=jax.random.key(0))

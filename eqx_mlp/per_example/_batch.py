@@ -80,12 +80,14 @@ def zero_padding(
     return jnp.where(rows_like(counts, x), x, jnp.zeros_like(x))
 
 
-def example_keys(key: Key | None, n: int) -> Shaped[Array, "batch ..."] | None:
+def example_keys(
+    key: Key | None, n: int, start: Any = 0
+) -> Shaped[Array, "batch ..."] | None:
     """A key for each example: `fold_in(key, index in the batch)`.
 
-    An example's random numbers then depend on its place alone, whatever the chunks
-    or devices.
+    `start` is the index of the first. An example's random numbers then depend on its
+    place alone, whatever the chunks or devices.
     """
     if key is None:
         return None
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(n))
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, start + jnp.arange(n))

@@ -1,6 +1,7 @@
 """What runs between epochs, on the host."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,3 +30,14 @@ class Callback:
 
     def on_end(self, state: TrainState, history: Mapping[str, np.ndarray]) -> None:
         """After the last epoch."""
+
+
+def require_callbacks(callbacks: Any) -> None:
+    """Raise a ValueError unless `callbacks` is a sequence of `Callback`s."""
+    if not isinstance(callbacks, Sequence) or not all(
+        isinstance(callback, Callback) for callback in callbacks
+    ):
+        raise ValueError(
+            "fit: callbacks must be a list of eqx_mlp.Callback instances, got "
+            f"{callbacks!r}: subclass Callback and override on_epoch, say"
+        )

@@ -9,12 +9,14 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._checked import checked
-from .._types import Model
+from .._keys import with_key
+from .._types import Key, Model
 from ..data import Batch
 from ..metrics import Metrics
+from ..per_example import example_keys
 from ._data import padded, require_count, require_data, size_of
 from ._loop import plain, run_evaluation, run_prediction
-from ._step import Transform, batch_metrics
+from ._step import Transform, batch_metrics, transformed
 
 
 def _require(model: Any, data: Any, *, metrics: Any = None, **options: Any) -> None:
@@ -31,6 +33,7 @@ def evaluate(
     metrics: Metrics,
     batch_size: int = 256,
     transform: Transform | None = None,
+    key: Key | None = None,
 ) -> dict[str, Any]:
     """Metrics over all examples, with dropout switched off.
 
@@ -41,6 +44,7 @@ def evaluate(
         batch_size: examples at once; it changes speed and memory, not the result.
         transform: from the stored first argument of one example to what the metrics
             take.
+        key: for metrics that draw; example i gets `fold_in(key, i)`.
 
     Returns:
         name to value: a float, or a NumPy array where a metric has a shape.
@@ -60,11 +64,12 @@ def evaluate(
     batch_size = min(batch_size, n)
     order = jnp.asarray(padded(np.arange(n, dtype=np.int32), batch_size))
     model = eqx.nn.inference_mode(model)
-    sums = run_evaluation(dict(metrics), transform, model, data, order, batch_size)
+    metrics = dict(metrics)
+    sums = run_evaluation(metrics, transform, model, data, order, batch_size, key)
     for name, sum_ in sums.items():
         if not np.all(np.isfinite(np.asarray(sum_.numerator))):
-            _raise_cause(name, metrics, model, data, transform)
-    return {name: plain(sum_.compute()) for name, sum_ in sums.items()}
+            _raise_cause(name, metrics, model, data, transform, key)
+    return {name: plain(sums[name].compute()) for name in metrics}
 
 
 def _require_x(model: Any, x: Any, **options: Any) -> None:
@@ -114,19 +119,25 @@ def require_metrics(owner: str, metrics: Any) -> None:
 
 
 def _raise_cause(
-    name: str, metrics: Metrics, model: Model, data: tuple, transform: Transform | None
+    name: str,
+    metrics: Metrics,
+    model: Model,
+    data: tuple,
+    transform: Transform | None,
+    key: Key | None,
 ) -> None:
     # Values could not be checked in compiled code: find the first example whose metric
     # is not finite, and call the metric on it alone, where its own checks can raise.
     @jax.jit
-    def finite(example: tuple) -> jax.Array:
-        batch = Batch(jax.tree.map(lambda x: x[None], example))
-        metric = batch_metrics({name: metrics[name]}, model, batch, transform)[name]
-        return jnp.all(jnp.isfinite(metric.numerator))
+    def finite(row: tuple) -> jax.Array:
+        example, keys = jax.tree.map(lambda x: x[None], row)
+        metric = {name: metrics[name]}
+        sums = batch_metrics(metric, model, Batch(example), transform, keys)[name]
+        return jnp.all(jnp.isfinite(sums.numerator))
 
-    bad = np.flatnonzero(~np.asarray(jax.lax.map(finite, data, batch_size=256)))
+    rows = (data, example_keys(key, size_of(data)))
+    bad = np.flatnonzero(~np.asarray(jax.lax.map(finite, rows, batch_size=256)))
     if bad.size:
-        example = jax.tree.map(lambda x: x[bad[0]], data)
-        if transform is not None:
-            example = (transform(example[0]), *example[1:])
-        metrics[name](model, *example)
+        example, own_key = jax.tree.map(lambda x: x[bad[0]], rows)
+        metric = transformed(metrics[name], transform)
+        with_key(metric, model, *example, key=own_key)

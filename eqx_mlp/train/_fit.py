@@ -12,14 +12,19 @@ from .._keys import require_key, with_key
 from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..data import epoch_permutation
 from ..metrics import Metrics
-from ._callback import Callback
+from ._callback import Callback, require_callbacks
 from ._data import padded, require_count, require_data, size_of
 from ._evaluate import evaluate, require_metrics
 from ._gradient import mean_grad
 from ._loop import Epoch, Recipe
 from ._progress import Progress
 from ._runner import EpochResult, Runner
-from ._state import TrainState, init_state, require_optimizer
+from ._state import (
+    TrainState,
+    init_state,
+    require_optimizer,
+    require_same_optimizer,
+)
 from ._step import Transform, transformed
 
 
@@ -48,6 +53,7 @@ def _require(
     key: Any = None,
     validation: Any = None,
     metrics: Any = None,
+    callbacks: Any = (),
     **counts: Any,
 ) -> None:
     require_data("fit", "data", data)
@@ -57,6 +63,7 @@ def _require(
         require_count("fit", **{name: counts.get(name)})
     require_metrics("fit", metrics or {})
     require_optimizer("fit", optimizer)
+    require_callbacks(callbacks)
     if not isinstance(model_or_state, TrainState):
         require_key("fit", key)
     elif key is not None:
@@ -107,9 +114,12 @@ def fit(
         callbacks: what runs between epochs, and may end the run.
         progress: whether to show a bar when standard error is a terminal.
 
+    Returns:
+        `FitResult(state, history)`, whose arrays are the caller's.
+
     Raises:
         ValueError: no example, arguments of different lengths, counts below 1, no key,
-            and what the loss raises for its example.
+            a state of another optimiser, and what the loss raises for its example.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqx_mlp import MLP, fit, losses
@@ -128,7 +138,7 @@ def fit(
     n = size_of(data)
     batch_size = min(batch_size, n)
     first, done = divmod(int(state.step), -(-n // batch_size))
-    history = _History()
+    history = _History(["loss", *metrics], validated=validation is not None)
     for callback in callbacks:
         callback.on_start(state, history.arrays())
     with Progress(epochs, n, first * n + done * batch_size, progress) as bar:
@@ -149,6 +159,7 @@ def fit(
                         metrics={"loss": loss, **metrics},
                         batch_size=batch_size,
                         transform=transform,
+                        key=state.key,
                     )
                 )
             arrays = history.arrays()
@@ -164,6 +175,7 @@ def _initial(
 ) -> TrainState:
     if isinstance(model_or_state, TrainState):
         state = model_or_state
+        require_same_optimizer(state, optimizer, trainable)
     else:
         state = init_state(model_or_state, optimizer, key=key, trainable=trainable)
     # The steps reuse the state's buffers; the caller's arrays must stay valid.
@@ -185,9 +197,12 @@ def _raise_cause(epoch: Epoch, ran: EpochResult) -> None:
 class _History:
     """Values by name, an entry an epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: list[str], validated: bool) -> None:
         self.finite = True
-        self._epochs: dict[str, list[Any]] = {}
+        validation = [f"val_{name}" for name in names] if validated else []
+        self._epochs: dict[str, list[Any]] = {
+            name: [] for name in [*names, "seconds", *validation]
+        }
         self._step_loss: list[np.ndarray] = []
         self._compile_seconds: float | None = None
 
@@ -202,7 +217,7 @@ class _History:
 
     def _append(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            self._epochs.setdefault(name, []).append(value)
+            self._epochs[name].append(value)
 
     def arrays(self) -> dict[str, np.ndarray]:
         empty = np.zeros(0, np.float32)

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
-from .._types import ArrayLike, Loss, Model, Optimizer, Trainable
+from .._types import ArrayLike, Key, Loss, Model, Optimizer, Trainable
 from ..data import Batch
 from ..metrics import Metric, Metrics
+from ..per_example import example_keys
 from ._state import TrainState
 from ._step import StepFunction, Transform, batch_metrics, make_step, mean_of
 
@@ -164,12 +165,14 @@ def run_evaluation(
     data: Data,
     order: Int[Array, " padded"],
     batch_size: int,
+    key: Key | None,
 ) -> dict[str, Metric]:
-    """Every metric over all of `data`."""
+    """Every metric over all of `data`; example i draws from `fold_in(key, i)`."""
 
     def of_batch(i: Any) -> dict[str, Metric]:
         batch = take_batch(data, order, i, batch_size)
-        return batch_metrics(metrics, model, batch, transform)
+        keys = example_keys(key, batch_size, i * batch_size)
+        return batch_metrics(metrics, model, batch, transform, keys)
 
     def body(i: Array, sums: dict[str, Metric]) -> dict[str, Metric]:
         new = of_batch(i)

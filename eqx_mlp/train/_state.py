@@ -88,6 +88,33 @@ def require_optimizer(owner: str, optimizer: Any) -> None:
         )
 
 
+def require_same_optimizer(
+    state: TrainState, optimizer: Optimizer, trainable: Trainable
+) -> None:
+    """Raise a ValueError unless `optimizer` would have made the state's `opt_state`."""
+    params, _ = split_trainable(state.model, trainable)
+    with optax_promotion():
+        wanted = eqx.filter_eval_shape(optimizer.init, params)
+    wanted, got = _shapes(wanted), _shapes(state.opt_state)
+    for path in sorted({*wanted, *got}):
+        if wanted.get(path) != got.get(path):
+            raise ValueError(
+                "the state was made for another optimizer, or another trainable: at "
+                f"opt_state{path} expected {wanted.get(path, 'nothing')}, got "
+                f"{got.get(path, 'nothing')}. Give the ones that init_state was given, "
+                "or start anew from state.model"
+            )
+
+
+def _shapes(opt_state: PyTree) -> dict[str, str]:
+    leaves = jax.tree_util.tree_flatten_with_path(opt_state)[0]
+    return {
+        jax.tree_util.keystr(path): f"an array of shape {getattr(leaf, 'shape', ())}"
+        for path, leaf in leaves
+        if eqx.is_array_like(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    }
+
+
 def _strong(x: Any) -> jax.Array:
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x

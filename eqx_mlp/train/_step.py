@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from .._checked import checked
 from .._dtypes import promote
@@ -16,7 +16,7 @@ from .._keys import with_key
 from .._types import Loss, Model, Optimizer, Trainable
 from ..data import Batch
 from ..metrics import Metric, Metrics, sum_metric
-from ..per_example import as_batch, example_keys
+from ..per_example import ExampleStats, as_batch, example_keys
 from ..per_example._loss import split_trainable
 from ._gradient import mean_grad
 from ._state import TrainState, optax_promotion, require_optimizer
@@ -58,10 +58,10 @@ def make_step(
         maps "loss" and each name to a `Metric`. Every leaf keeps its dtype; leaves that
         are not trainable come out as they went in.
 
-    >>> import jax, jax.numpy as jnp, optax
+    >>> import equinox as eqx, jax, jax.numpy as jnp, optax
     >>> from eqx_mlp import init_state, make_step
     >>> optimizer = optax.sgd(0.5)
-    >>> step = jax.jit(make_step(lambda w, x: 0.5 * (w - x) ** 2, optimizer))
+    >>> step = eqx.filter_jit(make_step(lambda w, x: 0.5 * (w - x) ** 2, optimizer))
     >>> state = init_state(jnp.array(2.0), optimizer, key=jax.random.key(0))
     >>> state, metrics = step(state, (jnp.array([1.0, 4.0, 7.0]),))
     >>> state.model.item(), metrics["loss"].compute().item()
@@ -71,17 +71,24 @@ def make_step(
     grad = gradient(transformed(loss, transform), trainable=trainable)
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Metric]]:
-        if not isinstance(batch, Batch):
-            batch = Batch(tuple(batch))
+        if not isinstance(batch, Batch | tuple):
+            raise ValueError(
+                "step: batch must be a tuple of the loss's arguments, such as (x, y), "
+                f"or a data.Batch, got {type(batch).__name__}"
+            )
+        if isinstance(batch, tuple):
+            batch = Batch(batch)
         key = jax.random.fold_in(state.key, state.step)
-        grads, stats = grad(state.model, *batch.example, key=key, weight=batch.weight)
+        grads, stats = require_gradient(
+            grad(state.model, *batch.example, key=key, weight=batch.weight)
+        )
         mean_loss = sum_metric(lambda value: value, batch.weight)(stats.value)
         params, rest = split_trainable(state.model, trainable)
-        with optax_promotion():
-            updates, opt_state = extended.update(
-                grads, state.opt_state, params, value=mean_of(mean_loss)
-            )
-        sums = batch_metrics(metrics or {}, state.model, batch, transform, key)
+        updates, opt_state = update_of(
+            extended, grads, state.opt_state, params, mean_of(mean_loss)
+        )
+        keys = example_keys(key, batch.size)
+        sums = batch_metrics(metrics or {}, state.model, batch, transform, keys)
         return TrainState(
             model=eqx.combine(jax.tree.map(apply_update, params, updates), rest),
             opt_state=jax.tree.map(like, opt_state, state.opt_state),
@@ -90,6 +97,32 @@ def make_step(
         ), {"loss": mean_loss, **sums}
 
     return step
+
+
+def require_gradient(out: Any) -> tuple[PyTree, ExampleStats]:
+    """Raise a ValueError unless a gradient function gave what a step needs."""
+    if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], ExampleStats):
+        return out
+    raise ValueError(
+        "make_step: gradient= must be one like mean_grad or functools.partial("
+        "clipped_grad, l2_clip_norm=...), that gives (grads, ExampleStats), got "
+        f"{type(out).__name__}"
+    )
+
+
+def update_of(
+    optimizer: Any, grads: PyTree, opt_state: PyTree, params: PyTree, value: Array
+) -> tuple[PyTree, PyTree]:
+    """The optimiser's update, with an error that says what it was given."""
+    try:
+        with optax_promotion():
+            return optimizer.update(grads, opt_state, params, value=value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            "the optimiser could not make an update. Was the state made by init_state "
+            "with the same optimizer and trainable? Optimisers that call the loss "
+            f"themselves, such as optax.lbfgs, do not fit a step. It said: {error}"
+        ) from error
 
 
 def transformed(function: Callable[..., Any], transform: Transform | None) -> Any:
@@ -110,11 +143,10 @@ def batch_metrics(
     model: Model,
     batch: Batch,
     transform: Transform | None,
-    key: Any = None,
+    keys: Any = None,
 ) -> dict[str, Metric]:
-    """Each metric added up over a batch, with the keys that the loss saw."""
+    """Each metric added up over a batch, with a key for each example."""
     ready = as_batch(batch.example, batch.weight)
-    keys = example_keys(key, ready.size)
 
     def of_one(metric: Callable[..., Any]) -> Callable[..., Any]:
         metric = transformed(metric, transform)

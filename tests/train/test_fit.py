@@ -17,6 +17,7 @@ from eqx_mlp import (
     losses,
     make_step,
     metrics,
+    per_example_grad,
     predict,
 )
 
@@ -372,3 +373,62 @@ def test_the_bar_shows_epoch_loss_and_speed_on_a_terminal(getkey, capfd, monkeyp
         assert part in shown
     fit(model_of(), toy(getkey), **options(progress=False))
     assert capfd.readouterr().err == ""
+
+
+class TestWhatCannotBeMeant:
+    def refused(self, match, getkey, model=None, **changed):
+        model = model_of() if model is None else model
+        with pytest.raises(ValueError, match=match):
+            fit(model, toy(getkey), **options(**changed))
+
+    def test_a_state_of_another_optimizer(self, getkey):
+        state = init_state(model_of(), OPTIMIZER, key=getkey())
+        match = r"another optimizer.*opt_state\[0\].* expected nothing, got an array"
+        self.refused(match, getkey, model=state, key=None, optimizer=optax.sgd(0.1))
+
+    def test_a_gradient_that_gives_no_batch_gradient(self, getkey):
+        self.refused(
+            "gradient= must be one like mean_grad", getkey, gradient=per_example_grad
+        )
+
+    def test_an_optimizer_that_calls_the_loss(self, getkey):
+        self.refused(r"optax\.lbfgs, do not fit", getkey, optimizer=optax.lbfgs())
+
+    @pytest.mark.parametrize("callbacks", [Callback(), [print]])
+    def test_callbacks_that_are_none(self, callbacks, getkey):
+        self.refused("list of eqx_mlp.Callback", getkey, callbacks=callbacks)
+
+
+def test_a_loss_that_draws_is_validated_with_a_key_of_each_example():
+    def noisy(w, x, *, key):
+        return w * x + jax.random.normal(key)
+
+    data_ = (jnp.arange(5.0),)
+    result = fit(
+        jnp.array(0.0),
+        data_,
+        **options(
+            loss=noisy, optimizer=optax.sgd(0.0), validation=data_, transform=None
+        ),
+    )
+    key = jax.random.key(5)
+    draws = [jax.random.normal(jax.random.fold_in(key, i)) for i in range(5)]
+    np.testing.assert_allclose(
+        result.history["val_loss"], 2 * [np.mean(draws)], rtol=1e-5
+    )
+
+
+def test_a_run_that_has_nothing_left_to_do_has_an_empty_history(getkey):
+    arrays = toy(getkey)
+    done = fit(model_of(), arrays, **options(epochs=1))
+    again = fit(done.state, arrays, **options(epochs=1, key=None, validation=arrays))
+    assert again.history["loss"].shape == again.history["val_loss"].shape == (0,)
+    assert again.state.step == done.state.step
+
+
+def test_metrics_come_back_in_the_order_they_were_given(getkey):
+    measures = {"z": losses.cross_entropy, "a": metrics.accuracy}
+    got = evaluate(
+        model_of(), toy(getkey), metrics=measures, transform=data.image_to_vector
+    )
+    assert list(got) == ["z", "a"]

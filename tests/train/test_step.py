@@ -267,3 +267,20 @@ def test_a_step_can_be_scanned(getkey):
 def test_bad_arguments_are_value_errors(call, match):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+def test_an_array_as_a_batch_is_a_value_error():
+    optimizer = optax.sgd(0.1)
+    state = init_state(jnp.ones(2), optimizer, key=jax.random.key(0))
+    step = make_step(lambda w, x: jnp.sum(w * x), optimizer)
+    with pytest.raises(ValueError, match="batch must be a tuple"):
+        step(state, jnp.ones((3, 2)))
+
+
+def test_another_trainable_than_the_states_is_a_value_error(getkey):
+    optimizer = optax.adam(0.1)
+    weights = lambda leaf: eqx.is_array(leaf) and leaf.ndim == 2
+    state = init_state(MLP(5, 3, (4,), key=getkey()), optimizer, key=getkey())
+    step = make_step(losses.cross_entropy, optimizer, trainable=weights)
+    with pytest.raises(ValueError, match="the same optimizer and trainable"):
+        step(state, (jnp.ones((2, 5)), jnp.array([0, 1])))
