@@ -118,6 +118,15 @@ class EpochLoop:
         return {name: plain(sums.compute()) for name, sums in self._carry[1].items()}
 
     @property
+    def numbers(self) -> dict[str, float]:
+        """Those that are one number and have seen an example to divide by."""
+        return {
+            name: plain(sums.compute())
+            for name, sums in self._carry[1].items()
+            if sums.numerator.ndim == 0 and np.all(sums.denominator)
+        }
+
+    @property
     def step_loss(self) -> Float[np.ndarray, " steps"]:
         """The loss at each step; 0 at steps that have not run."""
         return np.asarray(self._carry[2])

@@ -3,7 +3,6 @@
 import sys
 import types
 from collections.abc import Mapping
-from typing import Any
 
 
 class Progress:
@@ -37,12 +36,12 @@ class Progress:
         """Whether anything is shown."""
         return self._bar is not None
 
-    def advance(self, epoch: int, examples: int, shown: Mapping[str, Any]) -> None:
+    def advance(self, epoch: int, examples: int, shown: Mapping[str, float]) -> None:
         """Go on by `examples` in epoch number `epoch`, showing the values so far."""
         if self._bar is not None:
             self._bar.set_description(
                 f"epoch {epoch + 1}/{self._epochs}", refresh=False
             )
-            numbers = {k: f"{v:.4f}" for k, v in shown.items() if isinstance(v, float)}
+            numbers = {name: f"{value:.4f}" for name, value in shown.items()}
             self._bar.set_postfix(numbers, refresh=False)
             self._bar.update(examples)

@@ -54,7 +54,7 @@ class Runner:
             self._pace = (to - at) * CALL_SECONDS / (time.perf_counter() - called)
             if self._bar.on:
                 rows = min(n, to * epoch.batch_size) - at * epoch.batch_size
-                self._bar.advance(number, rows, loop.values)
+                self._bar.advance(number, rows, loop.numbers)
             at = to
         values = loop.values | {"seconds": time.perf_counter() - started}
         return EpochResult(loop.state, values, loop.step_loss[done:])

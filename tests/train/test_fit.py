@@ -366,7 +366,14 @@ def test_the_bar_is_silent_when_not_on_a_terminal(getkey, capfd):
 
 def test_the_bar_shows_epoch_loss_and_speed_on_a_terminal(getkey, capfd, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    measures = {"accuracy": metrics.accuracy}
+    measures = {
+        "accuracy": metrics.accuracy,
+        "confusion": metrics.confusion_matrix,
+        # No example of class 2 may have come by when the bar first moves.
+        "recall": lambda model, x, label: metrics.Metric(
+            jnp.float32(label == 2), jnp.float32(label == 2)
+        ),
+    }
     fit(model_of(), toy(getkey), **options(progress=True, metrics=measures))
     shown = capfd.readouterr().err
     for part in ("epoch 2/2", "loss=", "accuracy=", "examples/s", "44.0/44.0"):
