@@ -27,10 +27,10 @@ def summary(model: Model, *example: Any) -> str:
     >>> import jax
     >>> from eqx_mlp import MLP, nn
     >>> print(nn.summary(MLP(4, 2, (8,), key=jax.random.key(0))))
-    layer      type    parameters                count  bytes  FLOPs/example
-    layers[0]  Linear  weight [8, 4], bias [8]      40    160             72
-    layers[1]  Linear  weight [2, 8], bias [2]      18     72             34
-    total                                           58    232            106
+    layer      type    parameters               count  bytes  FLOPs/example
+    layers[0]  Linear  weight [8, 4], bias [8]     40    160             72
+    layers[1]  Linear  weight [2, 8], bias [2]     18     72             34
+    total                                          58    232            106
     """
     leaves = [
         (path, x)
