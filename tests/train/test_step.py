@@ -284,3 +284,33 @@ def test_another_trainable_than_the_states_is_a_value_error(getkey):
     step = make_step(losses.cross_entropy, optimizer, trainable=weights)
     with pytest.raises(ValueError, match="the same optimizer and trainable"):
         step(state, (jnp.ones((2, 5)), jnp.array([0, 1])))
+
+
+def test_an_optimizer_whose_state_changes_type_is_held_to_its_first_types():
+    def update(updates, state, params=None):
+        wider = state["moment"].astype(jnp.float32) + 1
+        return updates, {"moment": wider, "scale": jnp.asarray(2.0)}
+
+    start = {"moment": jnp.zeros(2, jnp.bfloat16), "scale": jnp.zeros((), jnp.float32)}
+    optimizer = optax.GradientTransformation(lambda params: start, update)
+    state = init_state(jnp.ones(2), optimizer, key=jax.random.key(0))
+    step = make_step(lambda w, x: jnp.sum(w * x), optimizer)
+    after, _ = step(state, (jnp.ones((1, 2)),))
+    assert types(after) == types(state)
+    assert after.opt_state["moment"].tolist() == [1, 1]
+
+
+def test_step_t_draws_from_the_key_folded_with_t_and_the_examples_index():
+    def loss(w, x, *, key):
+        return 0.0 * w * x + jax.random.normal(key)
+
+    optimizer, key = optax.sgd(0.1), jax.random.key(8)
+    step = make_step(loss, optimizer)
+    state = init_state(jnp.array(1.0), optimizer, key=key)
+    for t in range(2):
+        state, measured = step(state, (jnp.ones(3),))
+        own = [
+            jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, t), i))
+            for i in range(3)
+        ]
+        np.testing.assert_allclose(measured["loss"].compute(), np.mean(own), rtol=1e-5)
