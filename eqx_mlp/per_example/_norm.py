@@ -8,6 +8,7 @@ from jaxtyping import Array, Inexact, PyTree
 
 from .._dtypes import promote, wide
 from .._types import PerExample
+from ._batch import rows_like
 
 
 def row_norms(rows: PyTree[Inexact[Array, "batch ..."]]) -> PerExample:
@@ -42,3 +43,16 @@ def clip_factors(norm: PerExample, l2_clip_norm: Any) -> PerExample:
     too_long = norm > clip
     factor = jnp.where(too_long, clip / jnp.where(too_long, norm, 1), 1)
     return jnp.where(jnp.isfinite(norm), factor, 0)
+
+
+def sum_dtype(dtype: Any) -> Any:
+    """The dtype in which gradients are added up: float32, complex64 or wider."""
+    return promote(dtype, wide(dtype))
+
+
+def weighted_sum(factor: PerExample, rows: Array, dtype: Any) -> Array:
+    """sum_b factor_b * rows_b, where a factor of 0 silences even a NaN."""
+    rows = jnp.where(rows_like(factor != 0, rows), rows, jnp.zeros_like(rows))
+    return jnp.tensordot(
+        factor.astype(dtype), rows.astype(dtype), axes=1, precision="highest"
+    )

@@ -1,0 +1,3 @@
+"""Per-example norms and clipped sums by tapping where parameters meet the example."""
+
+from ._engine import Engine as Engine

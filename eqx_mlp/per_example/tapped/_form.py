@@ -1,0 +1,91 @@
+"""What a rule makes of a site: a parameter's gradient of each example, unformed."""
+
+import abc
+
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact
+
+from ..._types import PerExample
+from .._batch import rows_like
+from .._norm import row_norms, sum_dtype, weighted_sum
+
+
+class Form(abc.ABC):
+    """The gradients of one value for every example of the batch."""
+
+    shape: tuple[int, ...]
+    """The value's own shape."""
+
+    @abc.abstractmethod
+    def norms(self) -> PerExample:
+        """The norm of each example's gradient, in float32 or wider."""
+
+    @abc.abstractmethod
+    def dense(self) -> Inexact[Array, "batch ..."]:
+        """The gradients themselves."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, factor: PerExample) -> Inexact[Array, "..."]:
+        """sum_b factor_b g_b in float32 or wider; factor 0 silences even a NaN."""
+
+    @property
+    @abc.abstractmethod
+    def route(self) -> str:
+        """How the norm comes about, for people."""
+
+
+class Dense(Form):
+    """Gradients as they are: of a bias or a scale, or where nothing better is known."""
+
+    def __init__(
+        self, rows: Inexact[Array, "batch ..."], route: str = "direct"
+    ) -> None:
+        self.rows = rows
+        self.shape = rows.shape[1:]
+        self._route = route
+
+    def norms(self) -> PerExample:
+        """From the entries."""
+        return row_norms(self.rows)
+
+    def dense(self) -> Inexact[Array, "batch ..."]:
+        """As they are."""
+        return self.rows
+
+    def weighted_sum(self, factor: PerExample) -> Inexact[Array, "..."]:
+        """One product of the factors and the rows."""
+        return weighted_sum(factor, self.rows, sum_dtype(self.rows.dtype))
+
+    @property
+    def route(self) -> str:
+        """As it was named."""
+        return self._route
+
+
+def silenced(
+    factor: PerExample, rows: Inexact[Array, "batch ..."]
+) -> Inexact[Array, "batch ..."]:
+    """`rows` with zeros where the factor is 0, so that 0 * NaN is 0."""
+    return jnp.where(rows_like(factor != 0, rows), rows, jnp.zeros_like(rows))
+
+
+def scaled(
+    factor: PerExample, rows: Inexact[Array, "batch ..."]
+) -> Inexact[Array, "batch ..."]:
+    """factor_b rows_b in the dtype of sums, and 0 where the factor is 0."""
+    dtype = sum_dtype(rows.dtype)
+    c = rows_like(factor, rows).astype(dtype)
+    return jnp.where(c != 0, c * rows.astype(dtype), jnp.zeros((), dtype))
+
+
+def largest(rows: Inexact[Array, "batch ..."]) -> PerExample:
+    """The largest magnitude of each example where it is usable as a scale, else 1."""
+    top = jnp.max(jnp.abs(rows), axis=tuple(range(1, rows.ndim)), initial=0)
+    return jnp.where(jnp.isfinite(top) & (top > 0), top, jnp.ones_like(top))
+
+
+def divided(
+    rows: Inexact[Array, "batch ..."], scale: PerExample
+) -> Inexact[Array, "batch ..."]:
+    """rows_b / scale_b."""
+    return rows / rows_like(scale, rows).astype(rows.dtype)
