@@ -95,18 +95,22 @@ def clipped_grad(
             (rows, weight), counts = chunk
             value, aux, grads = route.backward(rows)
             norms = grads.norms()
-            norm = zero_padding(total_norm(norms, value), counts)
+            norm = total_norm(norms, value)
+            finite = jnp.all(jnp.isfinite(norm))
+            norm = zero_padding(norm, counts)
             factors = []
             for group, clip_norm in enumerate(clip_norms):
                 own = [n for n, g in zip(norms, group_of, strict=True) if g == group]
                 factor = clip_factors(total_norm(own, value), clip_norm)
                 if weight is not None:
                     factor = factor * weight.astype(factor.dtype)
+                # Here, not in the result: a pass over the batch, not the parameters.
+                factor = factor / jnp.asarray(normalize_by, factor.dtype)
                 counted = jnp.isfinite(norm)
                 if counts is not None:
                     counted &= counts
                 factors.append(jnp.where(counted, factor, 0))
-            new = grads.weighted_sums(factors, group_of)
+            new = grads.weighted_sums(factors, group_of, finite)
             return jax.tree.map(jnp.add, sums, new), (
                 zero_padding(value, counts),
                 aux,
@@ -122,9 +126,7 @@ def clipped_grad(
         )
         raise_cause(loss, model, batch, key, value)
         grads = jax.tree.map(
-            lambda s, p: (s / jnp.asarray(normalize_by, s.dtype)).astype(p.dtype),
-            route.finish(sums, group_of),
-            params,
+            lambda s, p: s.astype(p.dtype), route.finish(sums, group_of), params
         )
         return grads, ExampleStats(value, norm, aux)
 

@@ -48,7 +48,7 @@ class FormedGradients(Gradients):
         return [row_norms(leaf) for leaf in self.leaves]
 
     def weighted_sums(
-        self, factors: list[PerExample], group_of: tuple[int, ...]
+        self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any
     ) -> PyTree:
         """One product of factors and rows for each parameter."""
         sums = [

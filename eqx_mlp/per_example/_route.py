@@ -17,9 +17,12 @@ class Gradients(abc.ABC):
 
     @abc.abstractmethod
     def weighted_sums(
-        self, factors: list[PerExample], group_of: tuple[int, ...]
+        self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any
     ) -> PyTree:
-        """Sums over the batch, each parameter's by the factors of its group."""
+        """Sums over the batch, each parameter's by the factors of its group.
+
+        A factor of 0 silences even a NaN. `finite` says that there is none.
+        """
 
 
 class Route(abc.ABC):

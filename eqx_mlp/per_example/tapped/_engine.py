@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ..._known import is_known
 from ..._types import PerExample
-from .._norm import row_norms, sum_dtype
+from .._norm import each_row_norms, sum_dtype
 from .._route import Gradients, Route
 from ._form import Dense, Form
 from ._prefix import Prefix
@@ -132,12 +133,12 @@ class TappedGradients(Gradients):
 
     def norms(self) -> list[PerExample | None]:
         """Each parameter's norms, in order; None for one that meets no example."""
-        found: dict[Value, PerExample] = {}
+        forms: dict[Value, Form] = {}
         for params, values in self.engine.components:
             if not values:
                 continue
             if (form := self.renamed(params, values)) is not None:
-                found[params[0]] = form.norms()
+                forms[params[0]] = form
                 continue
             grads = jax.vmap(
                 lambda cotangents, params=params, values=values: (
@@ -149,7 +150,13 @@ class TappedGradients(Gradients):
                 )
             )([self.forms[v].dense() for v in values])
             for p, g in zip(params, grads, strict=True):
-                found[p] = row_norms(g)
+                forms[p] = Dense(g, "pulled back")
+        measured = {p: form.measured() for p, form in forms.items()}
+        norms = iter(each_row_norms([x for xs in measured.values() for x in xs]))
+        found = {
+            p: form.norms([next(norms) for _ in measured[p]])
+            for p, form in forms.items()
+        }
         return [found.get(p) for p in self.engine.program.params]
 
     def renamed(
@@ -165,15 +172,21 @@ class TappedGradients(Gradients):
         return functools.reduce(added, back)
 
     def weighted_sums(
-        self, factors: list[PerExample], group_of: tuple[int, ...]
+        self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any
     ) -> dict:
         """sum_b factor_b g_b where a parameter meets the example, for each group."""
-        sums = {}
-        for i, g in self.engine.keys(group_of):
-            v = self.engine.frontier[i]
-            total = self.forms[v].weighted_sum(factors[g])
-            sums[i, g] = total.astype(sum_dtype(v.dtype))
-        return sums
+
+        def sums(silence: bool) -> dict:
+            found = {}
+            for i, g in self.engine.keys(group_of):
+                v = self.engine.frontier[i]
+                total = self.forms[v].weighted_sum(factors[g], silence)
+                found[i, g] = total.astype(sum_dtype(v.dtype))
+            return found
+
+        if is_known(finite):
+            return sums(silence=not finite)
+        return jax.lax.cond(finite, lambda: sums(False), lambda: sums(True))
 
 
 def added(a: Form, b: Form) -> Form:

@@ -7,7 +7,7 @@ from jaxtyping import Array, Inexact
 
 from ..._types import PerExample
 from .._batch import rows_like
-from .._norm import row_norms, sum_dtype, weighted_sum
+from .._norm import sum_dtype
 
 
 class Form(abc.ABC):
@@ -17,16 +17,23 @@ class Form(abc.ABC):
     """The value's own shape."""
 
     @abc.abstractmethod
-    def norms(self) -> PerExample:
-        """The norm of each example's gradient, in float32 or wider."""
+    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+        """Arrays from whose row norms the norm follows; all are measured together."""
+
+    @abc.abstractmethod
+    def norms(self, measures: list[PerExample]) -> PerExample:
+        """The norm of each example's gradient, from the row norms of `measured()`."""
 
     @abc.abstractmethod
     def dense(self) -> Inexact[Array, "batch ..."]:
         """The gradients themselves."""
 
     @abc.abstractmethod
-    def weighted_sum(self, factor: PerExample) -> Inexact[Array, "..."]:
-        """sum_b factor_b g_b in float32 or wider; factor 0 silences even a NaN."""
+    def weighted_sum(self, factor: PerExample, silence: bool) -> Inexact[Array, "..."]:
+        """sum_b factor_b g_b in float32 or wider.
+
+        With `silence` a factor of 0 silences even a NaN.
+        """
 
     @property
     @abc.abstractmethod
@@ -44,22 +51,38 @@ class Dense(Form):
         self.shape = rows.shape[1:]
         self._route = route
 
-    def norms(self) -> PerExample:
-        """From the entries."""
-        return row_norms(self.rows)
+    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+        """The gradients."""
+        return [self.rows]
+
+    def norms(self, measures: list[PerExample]) -> PerExample:
+        """As measured."""
+        return measures[0]
 
     def dense(self) -> Inexact[Array, "batch ..."]:
         """As they are."""
         return self.rows
 
-    def weighted_sum(self, factor: PerExample) -> Inexact[Array, "..."]:
+    def weighted_sum(self, factor: PerExample, silence: bool) -> Inexact[Array, "..."]:
         """One product of the factors and the rows."""
-        return weighted_sum(factor, self.rows, sum_dtype(self.rows.dtype))
+        return summed(factor, self.rows, silence)
 
     @property
     def route(self) -> str:
         """As it was named."""
         return self._route
+
+
+def summed(
+    factor: PerExample, rows: Inexact[Array, "batch ..."], silence: bool
+) -> Inexact[Array, "..."]:
+    """sum_b factor_b rows_b, without a copy of the rows where they are silenced."""
+    if silence:
+        return jnp.sum(scaled(factor, silenced(factor, rows)), axis=0)
+    dtype = sum_dtype(rows.dtype)
+    return jnp.tensordot(
+        factor.astype(dtype), rows.astype(dtype), axes=1, precision="highest"
+    )
 
 
 def silenced(
@@ -72,10 +95,9 @@ def silenced(
 def scaled(
     factor: PerExample, rows: Inexact[Array, "batch ..."]
 ) -> Inexact[Array, "batch ..."]:
-    """factor_b rows_b in the dtype of sums, and 0 where the factor is 0."""
+    """factor_b rows_b in the dtype of sums."""
     dtype = sum_dtype(rows.dtype)
-    c = rows_like(factor, rows).astype(dtype)
-    return jnp.where(c != 0, c * rows.astype(dtype), jnp.zeros((), dtype))
+    return rows_like(factor, rows).astype(dtype) * rows.astype(dtype)
 
 
 def largest(rows: Inexact[Array, "batch ..."]) -> PerExample:

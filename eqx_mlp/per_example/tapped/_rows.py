@@ -1,13 +1,13 @@
 """The gradient of a matrix that multiplied rows: a sum of outer products, unformed.
 
-Where y_t = W x_t for rows t, an example's gradient is G = sum_t d_t x_t^T. The two
-sides are equals here, l and r: G = sum_t l_t r_t^T. With one row |G| = |l| |r|. With
-more, |G|^2 = sum_ts (l_t . l_s)(r_t . r_s): the Gram form, T^2 (L + R) multiplications,
-against T L R to form G itself: Gram is cheaper while T < L R / (L + R).
+Where y_t = W x_t for rows t, an example's gradient is G = sum_t d_t x_t^T. Both sides
+are equals here, l and r: G = sum_t l_t r_t^T. With one row |G| = |l| |r|. With more,
+|G|^2 = sum_ts (l_t . l_s)(r_t . r_s), the Gram form: T^2 (L + R) multiplications,
+against T L R to form G itself. Gram is cheaper while T < L R / (L + R).
 
-A row of an embedding is the same with l_t = the unit vector of the index: l_t . l_s is
-1 where the indices agree, and l_t . x is an entry of x. So a table that is both
-embedding and output projection joins as more rows.
+A row of an embedding is the same with l_t the unit vector of the index: l_t . l_s is 1
+where the indices agree, and l_t . x is an entry of x. So a table that is both embedding
+and output projection joins as more rows.
 """
 
 import functools
@@ -16,18 +16,17 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact, Int, Shaped
+from jaxtyping import Array, Inexact, Shaped
 
 from ..._types import PerExample
-from .._norm import row_norms, sum_dtype, weighted_sum
-from ._form import Form, divided, largest, scaled, silenced
+from .._norm import each_row_norms, sum_dtype
+from ._form import Form, divided, largest, summed
+from ._side import Side, outer, summed_outer
 
-# One side of the rows: vectors, or for unit vectors the place of the 1.
-Vectors = Inexact[Array, "batch group row _"]
-Places = Int[Array, "batch group row"]
+# How a value's axes fall apart: groups, left side, right side.
 Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+Part = tuple[Side, Side]
 # Formed gradients may take this many bytes before the Gram form is preferred.
 MEMORY = 2**28
 
@@ -41,7 +40,7 @@ class Rows(Form):
 
     def __init__(
         self,
-        parts: list[tuple[Vectors | Places, Vectors]],
+        parts: list[Part],
         axes: Axes,
         shape: tuple[int, ...],
         precision: Any = None,
@@ -50,6 +49,7 @@ class Rows(Form):
         self.axes = axes
         self.shape = shape
         self.precision = precision
+        self.formed: Any = None
 
     @property
     def row_count(self) -> int:
@@ -63,7 +63,7 @@ class Rows(Form):
     def multiplications(self) -> tuple[int, int]:
         """What a group of one example costs: by the Gram form, and formed."""
         t, left, right = self.row_count, self.side_size(1), self.side_size(2)
-        vectors = sum(r.shape[2] for x, r in self.parts if not is_places(x))
+        vectors = sum(r.shape[2] for x, r in self.parts if not x.is_places)
         gram = t * t * right + t * vectors * left
         formed = vectors * left * right + (t - vectors) * right + left * right
         return gram, formed
@@ -79,21 +79,28 @@ class Rows(Form):
         too_big = 4 * batch * self.side_size(0) * entries > MEMORY and t * t < entries
         return "Gram" if gram <= formed or too_big else "formed"
 
-    def norms(self) -> PerExample:
-        """By the route."""
-        if self.route == "|a||d|":
-            return self.product_norms()
-        return self.gram_norms() if self.route == "Gram" else row_norms(self.dense())
+    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+        """By the route: the one row's sides, the formed gradient, or nothing.
 
-    def product_norms(self) -> PerExample:
-        """|l r^T| = |l| |r| in each group, then over the groups."""
-        ((left, right),) = self.parts
-        batch, groups = right.shape[:2]
-        norm = row_norms(right.reshape(batch * groups, right.shape[3]))
-        if not is_places(left):
-            other = row_norms(left.reshape(batch * groups, left.shape[3]))
-            norm = norm * other.astype(norm.dtype)
-        return norm if groups == 1 else row_norms(norm.reshape(batch, groups))
+        |l r^T| = |l| |r|; where there are several groups, so many norms an example.
+        """
+        if self.route == "Gram":
+            return []
+        if self.route == "formed":
+            return [self.dense()]
+        sides = [side for side in self.parts[0] if not side.is_places]
+        batch, groups = sides[0].shape[:2]
+        if groups == 1:
+            return [side.raw for side in sides]
+        flat = [s.array().reshape(batch * groups, s.shape[3]) for s in sides]
+        norms = functools.reduce(jnp.multiply, each_row_norms(flat))
+        return [norms.reshape(batch, groups)]
+
+    def norms(self, measures: list[PerExample]) -> PerExample:
+        """By the route."""
+        if self.route == "Gram":
+            return self.gram_norms()
+        return functools.reduce(jnp.multiply, measures)
 
     def gram_norms(self) -> PerExample:
         """sqrt sum_ts (l_t . l_s)(r_t . r_s), each side divided by its largest entry.
@@ -113,26 +120,26 @@ class Rows(Form):
         )
         return left_top * right_top * jnp.sqrt(jnp.maximum(squares, 0))
 
-    @functools.cached_property
-    def formed(self) -> Inexact[Array, "batch ..."]:
-        """The gradients themselves, in float32 or wider, with the value's axes."""
-        size = self.side_size(1)
-        return self.as_value(
-            functools.reduce(jnp.add, (outer(*p, size) for p in self.parts)), batch=True
-        )
-
     def dense(self) -> Inexact[Array, "batch ..."]:
-        """The gradients themselves."""
+        """The gradients themselves, in float32 or wider; formed once."""
+        if self.formed is None:
+            dtype = common(side for part in self.parts for side in part)
+            outers = (outer(*part, self.side_size(1), dtype) for part in self.parts)
+            self.formed = self.as_value(functools.reduce(jnp.add, outers), batch=True)
         return self.formed
 
-    def weighted_sum(self, factor: PerExample) -> Inexact[Array, "..."]:
-        """One matrix product over examples and rows: sum_bt l_bt (c_b r_bt)^T."""
-        if self.route == "formed":
-            return weighted_sum(factor, self.formed, self.formed.dtype)
+    def weighted_sum(self, factor: PerExample, silence: bool) -> Inexact[Array, "..."]:
+        """One matrix product over examples and rows: sum_bt l_bt (c_b r_bt)^T.
+
+        Where the gradients have been formed for their norms, their sum is cheaper.
+        """
+        if self.formed is not None:
+            return summed(factor, self.formed, silence)
+        dtype = common(side for part in self.parts for side in part)
         size = self.side_size(1)
         sums = (
-            summed_outer(factor, left, right, size, self.precision)
-            for left, right in self.parts
+            summed_outer(factor, *part, size, dtype, self.precision, silence)
+            for part in self.parts
         )
         return self.as_value(functools.reduce(jnp.add, sums), batch=False)
 
@@ -150,47 +157,36 @@ class Rows(Form):
         """The sum of both, or None where their sides are not the same axes."""
         if self.axes != other.axes:
             return None
-        kinds: dict[bool, list] = {}
+        kinds: dict[bool, list[Part]] = {}
         for part in (*self.parts, *other.parts):
-            kinds.setdefault(is_places(part[0]), []).append(part)
+            kinds.setdefault(part[0].is_places, []).append(part)
         parts = [
-            (stacked([left for left, _ in same]), stacked([right for _, right in same]))
+            (
+                Side.stacked([left for left, _ in same]),
+                Side.stacked([right for _, right in same]),
+            )
             for same in kinds.values()
         ]
         return Rows(parts, self.axes, self.shape, self.precision or other.precision)
 
 
-def is_places(side: Vectors | Places) -> bool:
-    """Whether a side is unit vectors given by the place of their 1."""
-    return jnp.issubdtype(side.dtype, jnp.integer)
-
-
-def stacked(sides: list) -> Vectors | Places:
-    """Rows of several uses, one after the other."""
-    if len(sides) == 1:
-        return sides[0]
-    if not is_places(sides[0]):
-        dtype = common(sides)
-        sides = [side.astype(dtype) for side in sides]
-    return jnp.concatenate(sides, axis=2)
-
-
-def common(sides: Iterable[Vectors | Places]) -> Any:
+def common(sides: Iterable[Side]) -> Any:
     """One dtype to compute with: that of the vectors, float32 or wider."""
-    dtypes = [sum_dtype(side.dtype) for side in sides if not is_places(side)]
+    dtypes = [sum_dtype(side.raw.dtype) for side in sides if not side.is_places]
     return functools.reduce(jnp.promote_types, dtypes)
 
 
-def over_largest(sides: list, dtype: Any) -> tuple[list, PerExample]:
+def over_largest(sides: list[Side], dtype: Any) -> tuple[list, PerExample]:
     """One side of all parts divided by the example's largest entry, and that entry."""
-    vectors = [side.astype(dtype) for side in sides if not is_places(side)]
-    real = jnp.finfo(dtype).dtype
+    arrays = [s.array() if s.is_places else s.array().astype(dtype) for s in sides]
+    tops = [largest(x) for x, s in zip(arrays, sides, strict=True) if not s.is_places]
     top = functools.reduce(
-        jnp.maximum, map(largest, vectors), jnp.zeros(sides[0].shape[0], real)
+        jnp.maximum, tops, jnp.zeros(sides[0].shape[0], jnp.finfo(dtype).dtype)
     )
     top = jnp.where(top > 0, top, jnp.ones_like(top))
     return [
-        side if is_places(side) else divided(side.astype(dtype), top) for side in sides
+        x if s.is_places else divided(x, top)
+        for x, s in zip(arrays, sides, strict=True)
     ], top
 
 
@@ -202,50 +198,12 @@ def products_summed(lefts: list, rights: list, i: int, j: int) -> PerExample:
     return jnp.sum((left * right).real, axis=(1, 2, 3))
 
 
-def inner(a: Vectors | Places, b: Vectors | Places) -> Shaped[Array, "batch group s t"]:
+def inner(a: Array, b: Array) -> Shaped[Array, "batch group s t"]:
     """a_s . conj b_t for all pairs of rows; for two unit vectors whether they agree."""
-    if is_places(a) and is_places(b):
+    if a.ndim == 3 and b.ndim == 3:
         return jnp.expand_dims(a, 3) == jnp.expand_dims(b, 2)
-    if is_places(a):
+    if a.ndim == 3:
         return jnp.swapaxes(inner(b, a).conj(), 2, 3)
-    if is_places(b):
+    if b.ndim == 3:
         return jnp.take_along_axis(a, jnp.expand_dims(b, 2), axis=3)
     return jnp.einsum("bgsv,bgtv->bgst", a, b.conj(), precision="highest")
-
-
-def outer(
-    left: Vectors | Places, right: Vectors, size: int
-) -> Inexact[Array, "batch group left right"]:
-    """sum_t l_t r_t^T of each example and group."""
-    dtype = common((left, right))
-    right = right.astype(dtype)
-    if not is_places(left):
-        return jnp.einsum(
-            "bgtl,bgtr->bglr", left.astype(dtype), right, precision="highest"
-        )
-    add = functools.partial(jax.ops.segment_sum, num_segments=size)
-    return jax.vmap(jax.vmap(add))(right, left)
-
-
-def summed_outer(
-    factor: PerExample,
-    left: Vectors | Places,
-    right: Vectors,
-    size: int,
-    precision: Any,
-) -> Inexact[Array, "group left right"]:
-    """sum_bt c_b l_bt r_bt^T of each group."""
-    if is_places(left):
-        add = functools.partial(jax.ops.segment_sum, num_segments=size)
-        rows, places = scaled(factor, right), left
-        groups = rows.shape[1]
-        n = rows.shape[0] * rows.shape[2]
-        rows = jnp.moveaxis(rows, 1, 0).reshape(groups, n, rows.shape[3])
-        return jax.vmap(add)(rows, jnp.moveaxis(places, 1, 0).reshape(groups, n))
-    dtype = common((left, right))
-    left, right = left.astype(dtype), right.astype(dtype)
-    if left.shape[3] < right.shape[3]:
-        left, right = scaled(factor, left), silenced(factor, right)
-    else:
-        left, right = silenced(factor, left), scaled(factor, right)
-    return jnp.einsum("bgtl,bgtr->glr", left, right, precision=precision)

@@ -10,6 +10,7 @@ from typing import Any
 
 from .._form import Form
 from .._rows import Rows
+from .._side import Side
 from .._site import Site
 
 
@@ -34,7 +35,7 @@ def forms(site: Site) -> dict[int, Form] | None:
     own = [1 + i for i in site.own_loops(param)]
     shared = [1 + i for i in site.shared_loops(param)]
 
-    def cut(x: Any, groups: Any, rows: Any, side: Any) -> Any:
+    def cut(x: Any, groups: Any, rows: Any, side: Any) -> Side:
         """[batch, group, row, side], each of them one axis."""
         axes = [
             [*own, *(lead + i for i in groups)],
@@ -42,8 +43,8 @@ def forms(site: Site) -> dict[int, Form] | None:
             [lead + i for i in side],
         ]
         sizes = [math.prod(x.shape[i] for i in part) for part in axes]
-        order = [i for part in axes for i in part]
-        return x.transpose(0, *order).reshape(x.shape[0], *sizes)
+        order = (0, *(i for part in axes for i in part))
+        return Side(x, order, (x.shape[0], *sizes))
 
     left = cut(site.operands[other], batch[other], free_a, contract[other])
     right = cut(site.cotangents[0], out_batch, out_a, out_w)
