@@ -32,7 +32,7 @@ class Engine(Route):
         self.taps = Taps(self.program, reads)
         self.env = self.program.run_prefix(self.params)
 
-    def backward(self, rows: Any) -> tuple[PerExample, Any, Gradients]:
+    def backward(self, rows: Any) -> tuple[PerExample, Any, "TappedGradients"]:
         """The loss and auxiliary output of each row, and its gradient unformed."""
         value, aux, tape = self.taps.backward(self.env, jax.tree.leaves(rows))
         return value, aux, TappedGradients(self, tape)
@@ -72,6 +72,17 @@ class Engine(Route):
             for i, v in enumerate(self.frontier)
             for g in sorted({group[p] for p in self.prefix.sources[v]})
         ]
+
+    def sites_of(self, param: Value) -> tuple[str, ...]:
+        """Where a parameter meets the example: primitives and operands."""
+        return tuple(
+            f"{site.name} " + " ".join(map(repr, site.inputs))
+            for site in self.taps.sites
+            if any(
+                param in self.prefix.sources[site.inputs[i]]
+                for i in site.param_operands
+            )
+        )
 
     def zero_sums(self, group_of: tuple[int, ...]) -> dict:
         """Sums of no examples, as `weighted_sums` returns them."""
@@ -131,8 +142,9 @@ class TappedGradients(Gradients):
                 old = self.forms.get(v)
                 self.forms[v] = form if old is None else added(old, form)
 
-    def norms(self) -> list[PerExample | None]:
-        """Each parameter's norms, in order; None for one that meets no example."""
+    @functools.cached_property
+    def by_parameter(self) -> dict[Value, Form]:
+        """The gradient of each parameter that meets the example, all its uses added."""
         forms: dict[Value, Form] = {}
         for params, values in self.engine.components:
             if not values:
@@ -151,6 +163,11 @@ class TappedGradients(Gradients):
             )([self.forms[v].dense() for v in values])
             for p, g in zip(params, grads, strict=True):
                 forms[p] = Dense(g, "pulled back")
+        return forms
+
+    def norms(self) -> list[PerExample | None]:
+        """Each parameter's norms, in order; None for one that meets no example."""
+        forms = self.by_parameter
         measured = {p: form.measured() for p, form in forms.items()}
         norms = iter(each_row_norms([x for xs in measured.values() for x in xs]))
         found = {

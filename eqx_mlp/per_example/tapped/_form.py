@@ -1,6 +1,7 @@
 """What a rule makes of a site: a parameter's gradient of each example, unformed."""
 
 import abc
+import dataclasses
 
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
@@ -8,6 +9,15 @@ from jaxtyping import Array, Inexact
 from ..._types import PerExample
 from .._batch import rows_like
 from .._norm import sum_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a batch takes beyond the backward pass: FLOPs, and bytes held at once."""
+
+    norm_flops: int
+    sum_flops: int
+    bytes: int
 
 
 class Form(abc.ABC):
@@ -34,6 +44,10 @@ class Form(abc.ABC):
 
         With `silence` a factor of 0 silences even a NaN.
         """
+
+    @abc.abstractmethod
+    def cost(self) -> Cost:
+        """What the norm and the weighted sum take."""
 
     @property
     @abc.abstractmethod
@@ -66,6 +80,10 @@ class Dense(Form):
     def weighted_sum(self, factor: PerExample, silence: bool) -> Inexact[Array, "..."]:
         """One product of the factors and the rows."""
         return summed(factor, self.rows, silence)
+
+    def cost(self) -> Cost:
+        """A square or a product, and a sum, for each entry."""
+        return Cost(2 * self.rows.size, 2 * self.rows.size, self.rows.nbytes)
 
     @property
     def route(self) -> str:

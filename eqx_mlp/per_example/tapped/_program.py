@@ -114,13 +114,17 @@ class Scan:
 
     def stacked(self) -> list[Value]:
         """The values from outside that have a row for each step of this scan."""
+        return [v for v in self.read_inside() if self.loop in v.loops]
+
+    def read_inside(self) -> dict[Value, None]:
+        """All that the body reads, at any depth."""
         found = dict.fromkeys((*self.carry_out, *self.y))
         for item in self.body:
             if isinstance(item, Equation):
                 found |= dict.fromkeys(item.inputs)
             else:
-                found |= dict.fromkeys((*item.init, *item.xs, *item.stacked()))
-        return [v for v in found if self.loop in v.loops]
+                found |= dict.fromkeys((*item.init, *item.xs)) | item.read_inside()
+        return found
 
 
 @dataclasses.dataclass(eq=False, frozen=True)

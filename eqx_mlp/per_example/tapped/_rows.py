@@ -21,7 +21,7 @@ from jaxtyping import Array, Inexact, Shaped
 
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype
-from ._form import Form, divided, largest, summed
+from ._form import Cost, Form, divided, largest, summed
 from ._side import Side, outer, summed_outer
 
 # How a value's axes fall apart: groups, left side, right side.
@@ -142,6 +142,22 @@ class Rows(Form):
             for part in self.parts
         )
         return self.as_value(functools.reduce(jnp.add, sums), batch=False)
+
+    def cost(self) -> Cost:
+        """By the formulas of this file: two FLOPs a multiplication."""
+        right = self.parts[0][1]
+        many, t = right.shape[0] * right.shape[1], self.row_count
+        one_left, one_right = self.side_size(1), self.side_size(2)
+        gram, formed = self.multiplications()
+        rows = sum(r.shape[2] for x, r in self.parts if not x.is_places)
+        matmul = 2 * many * (rows * one_left + t - rows) * one_right
+        item = jnp.dtype(sum_dtype(right.raw.dtype)).itemsize
+        if self.route == "Gram":
+            return Cost(2 * many * gram, matmul, 2 * many * t * t * item)
+        if self.route == "formed":
+            size = many * one_left * one_right
+            return Cost(2 * many * formed, 2 * size, size * item)
+        return Cost(2 * many * (rows * one_left + one_right), matmul, 0)
 
     def as_value(
         self, x: Inexact[Array, "... group left right"], batch: bool

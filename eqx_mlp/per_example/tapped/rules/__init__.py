@@ -8,9 +8,13 @@ Whatever is not listed is right all the same, by `anything`.
 from .._form import Form
 from .._program import Equation
 from .._site import Site
-from . import anything, dot_general
+from . import anything, dot_general, dynamic_slice, gather
 
-RULES = {"dot_general": dot_general.forms}
+RULES = {
+    "dot_general": dot_general.forms,
+    "dynamic_slice": dynamic_slice.forms,
+    "gather": gather.forms,
+}
 
 
 def forms(site: Site) -> dict[int, Form]:
