@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from .._dtypes import promote
 from .._types import PerExample
 from ._formed import Formed
 from ._norm import row_norms
@@ -20,5 +21,5 @@ def total_norm(norms: list[PerExample | None], like: PerExample) -> PerExample:
     """The norm over several parameters; zeros where none of them is used."""
     used = [norm for norm in norms if norm is not None]
     if not used:
-        return jnp.zeros(like.shape, jnp.promote_types(like.dtype, jnp.float32))
+        return jnp.zeros(like.shape, promote(like.dtype, jnp.float32))
     return used[0] if len(used) == 1 else row_norms(used)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ..._dtypes import promote
 from ..._known import is_known
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype
@@ -213,7 +214,7 @@ def added(a: Form, b: Form) -> Form:
         if joined is not None:
             return joined
     x, y = a.dense(), b.dense()
-    dtype = jnp.promote_types(x.dtype, y.dtype)
+    dtype = promote(x.dtype, y.dtype)
     return Dense(x.astype(dtype) + y.astype(dtype), "formed")
 
 

@@ -119,9 +119,8 @@ def scaled(
 
 
 def largest(rows: Inexact[Array, "batch ..."]) -> PerExample:
-    """The largest magnitude of each example where it is usable as a scale, else 1."""
-    top = jnp.max(jnp.abs(rows), axis=tuple(range(1, rows.ndim)), initial=0)
-    return jnp.where(jnp.isfinite(top) & (top > 0), top, jnp.ones_like(top))
+    """The largest magnitude of each example."""
+    return jnp.max(jnp.abs(rows), axis=tuple(range(1, rows.ndim)), initial=0)
 
 
 def divided(

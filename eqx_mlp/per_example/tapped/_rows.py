@@ -19,6 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
+from ..._dtypes import promote
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype
 from ._form import Cost, Form, divided, largest, summed
@@ -109,7 +110,13 @@ class Rows(Form):
         """
         dtype = common(side for part in self.parts for side in part)
         lefts, left_top = over_largest([left for left, _ in self.parts], dtype)
-        rights, right_top = over_largest([right for _, right in self.parts], dtype)
+        rights = [right.array().astype(dtype) for _, right in self.parts]
+        # A unit vector stays one; its 1 / left_top is put on the other side.
+        rights = [
+            divided(r, left_top) if left.is_places else r
+            for r, (left, _) in zip(rights, self.parts, strict=True)
+        ]
+        rights, right_top = over_largest([Side.of(r) for r in rights], dtype)
         pairs = itertools.combinations_with_replacement(range(len(lefts)), 2)
         squares = functools.reduce(
             jnp.add,
@@ -189,17 +196,22 @@ class Rows(Form):
 def common(sides: Iterable[Side]) -> Any:
     """One dtype to compute with: that of the vectors, float32 or wider."""
     dtypes = [sum_dtype(side.raw.dtype) for side in sides if not side.is_places]
-    return functools.reduce(jnp.promote_types, dtypes)
+    return functools.reduce(promote, dtypes)
 
 
 def over_largest(sides: list[Side], dtype: Any) -> tuple[list, PerExample]:
-    """One side of all parts divided by the example's largest entry, and that entry."""
+    """One side of all parts divided by the example's largest entry, and that entry.
+
+    A unit vector counts as an entry of 1, and is left as it is.
+    """
+    batch, real = sides[0].shape[0], jnp.finfo(dtype).dtype
     arrays = [s.array() if s.is_places else s.array().astype(dtype) for s in sides]
-    tops = [largest(x) for x, s in zip(arrays, sides, strict=True) if not s.is_places]
-    top = functools.reduce(
-        jnp.maximum, tops, jnp.zeros(sides[0].shape[0], jnp.finfo(dtype).dtype)
-    )
-    top = jnp.where(top > 0, top, jnp.ones_like(top))
+    tops = [
+        jnp.ones(batch, real) if s.is_places else largest(x)
+        for x, s in zip(arrays, sides, strict=True)
+    ]
+    top = functools.reduce(jnp.maximum, tops)
+    top = jnp.where(jnp.isfinite(top) & (top > 0), top, jnp.ones_like(top))
     return [
         x if s.is_places else divided(x, top)
         for x, s in zip(arrays, sides, strict=True)

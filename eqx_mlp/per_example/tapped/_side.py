@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
+from ..._dtypes import promote
 from ..._types import PerExample
 from .._norm import sum_dtype
 from ._form import scaled, silenced
@@ -51,7 +52,7 @@ class Side:
         arrays = [side.array() for side in sides]
         if not sides[0].is_places:
             dtypes = (sum_dtype(x.dtype) for x in arrays)
-            dtype = functools.reduce(jnp.promote_types, dtypes)
+            dtype = functools.reduce(promote, dtypes)
             arrays = [x.astype(dtype) for x in arrays]
         return Side.of(jnp.concatenate(arrays, axis=2))
 
