@@ -8,6 +8,7 @@ from .nn import MLP as MLP
 from .nn import ResidualMLP as ResidualMLP
 from .per_example import ExampleStats as ExampleStats
 from .per_example import clipped_grad as clipped_grad
+from .per_example import explain as explain
 from .per_example import per_example_grad as per_example_grad
 from .per_example import per_example_grad_norm as per_example_grad_norm
 from .per_example import per_example_value_and_grad as per_example_value_and_grad

@@ -5,6 +5,8 @@ from ._batch import example_keys as example_keys
 from ._batch import require_batch as require_batch
 from ._clipped import ExampleStats as ExampleStats
 from ._clipped import clipped_grad as clipped_grad
+from ._explain import Explanation as Explanation
+from ._explain import explain as explain
 from ._norms import per_example_grad_norm as per_example_grad_norm
 from ._vmap import per_example_grad as per_example_grad
 from ._vmap import per_example_value_and_grad as per_example_value_and_grad

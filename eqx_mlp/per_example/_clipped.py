@@ -1,23 +1,21 @@
 """Sums of clipped per-example gradients."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
-from .._dtypes import promote, wide
-from .._known import is_known
 from .._types import Key, Loss, Model, PerExample, Trainable
-from ._batch import require_batch, rows_like
+from ._batch import require_batch, zero_padding
 from ._chunks import require_chunk_size, scan_chunks
-from ._loss import raise_cause, split_trainable
-from ._method import require_method
-from ._norm import clip_factors, row_norms
-from ._vmap import examples_of, value_and_grad_rows
+from ._group import groups, require_clipping
+from ._loss import raise_cause, split_trainable, value_of_params
+from ._method import ROUTES, require_method, total_norm
+from ._norm import clip_factors
+from ._vmap import examples_of
 
 
 class ExampleStats(eqx.Module):
@@ -38,7 +36,7 @@ def clipped_grad(
     *,
     l2_clip_norm: Any,
     normalize_by: Any = 1.0,
-    method: str = "vmap",
+    method: str = "auto",
     has_aux: bool = False,
     trainable: Trainable = None,
     chunk_size: int | None = None,
@@ -52,9 +50,11 @@ def clipped_grad(
 
     Args:
         loss: `loss(model, *example, key=None)`, one number for one example.
-        l2_clip_norm: C, at least 0; infinity leaves every gradient as it is.
+        l2_clip_norm: C, at least 0; infinity leaves every gradient as it is. A prefix
+            of the model's tree clips each group of parameters by its own norm.
         normalize_by: what the sum is divided by, often the expected batch size.
-        method: "vmap" materialises each gradient.
+        method: "auto" never forms a gradient of one example where it can be avoided
+            and costs about one ordinary batch gradient; "vmap" forms each of them.
         has_aux: whether the loss returns `(value, aux)`.
         trainable: which leaves count, as in `per_example_value_and_grad`.
         chunk_size: how many examples are worked on at once; None is all.
@@ -85,64 +85,49 @@ def clipped_grad(
     ) -> tuple[PyTree, ExampleStats]:
         require_batch(name, batch, weight)
         params, rest = split_trainable(model, trainable)
+        clip_norms, group_of = groups(l2_clip_norm, params)
         examples = examples_of(batch, key, weight)
-        work = value_and_grad_rows(loss, params, rest, has_aux)
+        route = ROUTES[method](
+            value_of_params(loss, rest, has_aux), params, examples.rows
+        )
 
         def add_chunk(sums: PyTree, chunk: tuple) -> tuple[PyTree, tuple]:
             (rows, weight), counts = chunk
-            value, aux, grads = work(rows, counts)
-            norm = row_norms(grads)
-            factor = clip_factors(norm, l2_clip_norm)
-            if weight is not None:
-                factor = factor * weight.astype(factor.dtype)
-            if counts is not None:
-                factor = jnp.where(counts, factor, 0)
-            sums = jax.tree.map(
-                lambda s, g: s + weighted_sum(factor, g, s.dtype), sums, grads
+            value, aux, grads = route.backward(rows)
+            norms = grads.norms()
+            norm = total_norm(norms, value)
+            finite = jnp.all(jnp.isfinite(norm))
+            norm = zero_padding(norm, counts)
+            factors = []
+            for group, clip_norm in enumerate(clip_norms):
+                own = [n for n, g in zip(norms, group_of, strict=True) if g == group]
+                factor = clip_factors(total_norm(own, value), clip_norm)
+                if weight is not None:
+                    factor = factor * weight.astype(factor.dtype)
+                # Here, not in the result: a pass over the batch, not the parameters.
+                factor = factor / jnp.asarray(normalize_by, factor.dtype)
+                counted = jnp.isfinite(norm)
+                if counts is not None:
+                    counted &= counts
+                factors.append(jnp.where(counted, factor, 0))
+            new = grads.weighted_sums(factors, group_of, finite)
+            return jax.tree.map(jnp.add, sums, new), (
+                zero_padding(value, counts),
+                aux,
+                norm,
             )
-            return sums, (value, aux, norm)
 
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, sum_dtype(p)), params)
         sums, (value, aux, norm) = scan_chunks(
             add_chunk,
-            zeros,
+            route.zero_sums(group_of),
             (examples.rows, examples.weight),
             counts=examples.counts,
             chunk_size=chunk_size,
         )
         raise_cause(loss, model, batch, key, value)
         grads = jax.tree.map(
-            lambda s, p: (s / jnp.asarray(normalize_by, s.dtype)).astype(p.dtype),
-            sums,
-            params,
+            lambda s, p: s.astype(p.dtype), route.finish(sums, group_of), params
         )
         return grads, ExampleStats(value, norm, aux)
 
     return f
-
-
-def require_clipping(l2_clip_norm: Any, normalize_by: Any) -> None:
-    """Raise a ValueError for a clipping norm or divisor that cannot be meant."""
-    for name, number, bound in (
-        ("l2_clip_norm", l2_clip_norm, "at least 0"),
-        ("normalize_by", normalize_by, "above 0"),
-    ):
-        if not is_known(number):
-            continue
-        value = float(number)
-        wrong = value < 0 or (value == 0 and name == "normalize_by")
-        if math.isnan(value) or wrong:
-            raise ValueError(f"{name} must be a number {bound}, got {number}")
-
-
-def sum_dtype(p: Array) -> jnp.dtype:
-    """The dtype in which gradients of `p` are added up: float32, complex64 or wider."""
-    return promote(p.dtype, wide(p.dtype))
-
-
-def weighted_sum(factor: PerExample, rows: Array, dtype: jnp.dtype) -> Array:
-    """sum_b factor_b * rows_b, where a factor of 0 silences even a NaN."""
-    rows = jnp.where(rows_like(factor != 0, rows), rows, jnp.zeros_like(rows))
-    return jnp.tensordot(
-        factor.astype(dtype), rows.astype(dtype), axes=1, precision="highest"
-    )

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from .._keys import with_key
 from .._known import is_known
 from .._types import Key, Loss, Model, PerExample, Scalar, Trainable
+from ._coupled import refusing_coupled
 
 
 def split_trainable(model: Model, trainable: Trainable) -> tuple[PyTree, PyTree]:
@@ -39,7 +40,9 @@ def value_of_params(
     name = getattr(loss, "__name__", repr(loss))
 
     def f(params: PyTree, example: tuple, key: Key | None) -> tuple[Scalar, Any]:
-        out = with_key(loss, eqx.combine(params, rest), *example, key=key)
+        model = eqx.combine(params, rest)
+        with refusing_coupled(name, model):
+            out = with_key(loss, model, *example, key=key)
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):
             raise ValueError(
                 f"has_aux=True expects {name} to return (value, aux), got "

@@ -1,9 +1,25 @@
-"""The routes to per-example norms and clipped sums."""
+"""The routes by their names, and what they have in common."""
 
-METHODS = ("vmap",)
+import jax.numpy as jnp
+
+from .._dtypes import promote
+from .._types import PerExample
+from ._formed import Formed
+from ._norm import row_norms
+from .tapped import Engine
+
+ROUTES = {"auto": Engine, "vmap": Formed}
 
 
 def require_method(method: str) -> None:
     """Raise a ValueError unless `method` is a route that exists."""
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+    if method not in ROUTES:
+        raise ValueError(f"method must be one of {tuple(ROUTES)}, got {method!r}")
+
+
+def total_norm(norms: list[PerExample | None], like: PerExample) -> PerExample:
+    """The norm over several parameters; zeros where none of them is used."""
+    used = [norm for norm in norms if norm is not None]
+    if not used:
+        return jnp.zeros(like.shape, promote(like.dtype, jnp.float32))
+    return used[0] if len(used) == 1 else row_norms(used)

@@ -4,18 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 from .._types import Key, Loss, Model, Trainable
-from ._batch import require_batch
+from ._batch import require_batch, zero_padding
 from ._chunks import require_chunk_size, scan_chunks
-from ._loss import raise_cause, split_trainable
-from ._method import require_method
-from ._norm import row_norms
-from ._vmap import examples_of, value_and_grad_rows
+from ._loss import raise_cause, split_trainable, value_of_params
+from ._method import ROUTES, require_method, total_norm
+from ._vmap import examples_of
 
 
 def per_example_grad_norm(
     loss: Loss,
     *,
-    method: str = "vmap",
+    method: str = "auto",
     has_aux: bool = False,
     trainable: Trainable = None,
     chunk_size: int | None = None,
@@ -24,7 +23,8 @@ def per_example_grad_norm(
 
     Args:
         loss: `loss(model, *example, key=None)`, one number for one example.
-        method: "vmap" materialises each gradient.
+        method: "auto" never forms a gradient of one example where it can be avoided
+            and costs about one ordinary batch gradient; "vmap" forms each of them.
         has_aux: whether the loss returns `(value, aux)`.
         trainable: which leaves count, as in `per_example_value_and_grad`.
         chunk_size: how many examples are worked on at once; None is all.
@@ -51,11 +51,15 @@ def per_example_grad_norm(
         require_batch(name, batch, weight)
         params, rest = split_trainable(model, trainable)
         examples = examples_of(batch, key, weight)
-        work = value_and_grad_rows(loss, params, rest, has_aux)
+        route = ROUTES[method](
+            value_of_params(loss, rest, has_aux), params, examples.rows
+        )
 
         def chunk_norms(carry: None, chunk: tuple) -> tuple[None, tuple]:
-            value, aux, grads = work(*chunk)
-            return carry, (value, aux, row_norms(grads))
+            rows, counts = chunk
+            value, aux, grads = route.backward(rows)
+            norm = total_norm(grads.norms(), value)
+            return carry, (zero_padding(value, counts), aux, zero_padding(norm, counts))
 
         _, (value, aux, norm) = scan_chunks(
             chunk_norms,

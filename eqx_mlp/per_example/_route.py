@@ -1,0 +1,41 @@
+"""A route from a loss to the norms and weighted sums of per-example gradients."""
+
+import abc
+from typing import Any
+
+from jaxtyping import PyTree
+
+from .._types import PerExample
+
+
+class Gradients(abc.ABC):
+    """The gradients of a batch, formed or not."""
+
+    @abc.abstractmethod
+    def norms(self) -> list[PerExample | None]:
+        """Each parameter's norms, in the order of leaves; None where all are zero."""
+
+    @abc.abstractmethod
+    def weighted_sums(
+        self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any
+    ) -> PyTree:
+        """Sums over the batch, each parameter's by the factors of its group.
+
+        A factor of 0 silences even a NaN. `finite` says that there is none.
+        """
+
+
+class Route(abc.ABC):
+    """From rows of examples to their gradients, and from sums to the result."""
+
+    @abc.abstractmethod
+    def backward(self, rows: Any) -> tuple[PerExample, Any, Gradients]:
+        """Loss, auxiliary output and gradient of each row."""
+
+    @abc.abstractmethod
+    def zero_sums(self, group_of: tuple[int, ...]) -> PyTree:
+        """What `weighted_sums` gives for no examples."""
+
+    @abc.abstractmethod
+    def finish(self, sums: PyTree, group_of: tuple[int, ...]) -> PyTree:
+        """The parameters' gradients, in float32 or wider."""

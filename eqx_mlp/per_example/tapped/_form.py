@@ -1,0 +1,130 @@
+"""What a rule makes of a site: a parameter's gradient of each example, unformed."""
+
+import abc
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact
+
+from ..._types import PerExample
+from .._batch import rows_like
+from .._norm import sum_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a batch takes beyond the backward pass: FLOPs, and bytes held at once."""
+
+    norm_flops: int
+    sum_flops: int
+    bytes: int
+
+
+class Form(abc.ABC):
+    """The gradients of one value for every example of the batch."""
+
+    shape: tuple[int, ...]
+    """The value's own shape."""
+
+    @abc.abstractmethod
+    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+        """Arrays from whose row norms the norm follows; all are measured together."""
+
+    @abc.abstractmethod
+    def norms(self, measures: list[PerExample]) -> PerExample:
+        """The norm of each example's gradient, from the row norms of `measured()`."""
+
+    @abc.abstractmethod
+    def dense(self) -> Inexact[Array, "batch ..."]:
+        """The gradients themselves."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, factor: PerExample, silence: bool) -> Inexact[Array, "..."]:
+        """sum_b factor_b g_b in float32 or wider.
+
+        With `silence` a factor of 0 silences even a NaN.
+        """
+
+    @abc.abstractmethod
+    def cost(self) -> Cost:
+        """What the norm and the weighted sum take."""
+
+    @property
+    @abc.abstractmethod
+    def route(self) -> str:
+        """How the norm comes about, for people."""
+
+
+class Dense(Form):
+    """Gradients as they are: of a bias or a scale, or where nothing better is known."""
+
+    def __init__(
+        self, rows: Inexact[Array, "batch ..."], route: str = "direct"
+    ) -> None:
+        self.rows = rows
+        self.shape = rows.shape[1:]
+        self._route = route
+
+    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+        """The gradients."""
+        return [self.rows]
+
+    def norms(self, measures: list[PerExample]) -> PerExample:
+        """As measured."""
+        return measures[0]
+
+    def dense(self) -> Inexact[Array, "batch ..."]:
+        """As they are."""
+        return self.rows
+
+    def weighted_sum(self, factor: PerExample, silence: bool) -> Inexact[Array, "..."]:
+        """One product of the factors and the rows."""
+        return summed(factor, self.rows, silence)
+
+    def cost(self) -> Cost:
+        """A square or a product, and a sum, for each entry."""
+        return Cost(2 * self.rows.size, 2 * self.rows.size, self.rows.nbytes)
+
+    @property
+    def route(self) -> str:
+        """As it was named."""
+        return self._route
+
+
+def summed(
+    factor: PerExample, rows: Inexact[Array, "batch ..."], silence: bool
+) -> Inexact[Array, "..."]:
+    """sum_b factor_b rows_b, without a copy of the rows where they are silenced."""
+    if silence:
+        return jnp.sum(scaled(factor, silenced(factor, rows)), axis=0)
+    dtype = sum_dtype(rows.dtype)
+    return jnp.tensordot(
+        factor.astype(dtype), rows.astype(dtype), axes=1, precision="highest"
+    )
+
+
+def silenced(
+    factor: PerExample, rows: Inexact[Array, "batch ..."]
+) -> Inexact[Array, "batch ..."]:
+    """`rows` with zeros where the factor is 0, so that 0 * NaN is 0."""
+    return jnp.where(rows_like(factor != 0, rows), rows, jnp.zeros_like(rows))
+
+
+def scaled(
+    factor: PerExample, rows: Inexact[Array, "batch ..."]
+) -> Inexact[Array, "batch ..."]:
+    """factor_b rows_b in the dtype of sums."""
+    dtype = sum_dtype(rows.dtype)
+    return rows_like(factor, rows).astype(dtype) * rows.astype(dtype)
+
+
+def largest(rows: Inexact[Array, "batch ..."]) -> PerExample:
+    """The largest magnitude of each example."""
+    return jnp.max(jnp.abs(rows), axis=tuple(range(1, rows.ndim)), initial=0)
+
+
+def divided(
+    rows: Inexact[Array, "batch ..."], scale: PerExample
+) -> Inexact[Array, "batch ..."]:
+    """rows_b / scale_b."""
+    return rows / rows_like(scale, rows).astype(rows.dtype)

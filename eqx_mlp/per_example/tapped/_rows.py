@@ -1,0 +1,237 @@
+"""The gradient of a matrix that multiplied rows: a sum of outer products, unformed.
+
+Where y_t = W x_t for rows t, an example's gradient is G = sum_t d_t x_t^T. Both sides
+are equals here, l and r: G = sum_t l_t r_t^T. With one row |G| = |l| |r|. With more,
+|G|^2 = sum_ts (l_t . l_s)(r_t . r_s), the Gram form: T^2 (L + R) multiplications,
+against T L R to form G itself. Gram is cheaper while T < L R / (L + R).
+
+A row of an embedding is the same with l_t the unit vector of the index: l_t . l_s is 1
+where the indices agree, and l_t . x is an entry of x. So a table that is both embedding
+and output projection joins as more rows.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Shaped
+
+from ..._dtypes import promote
+from ..._types import PerExample
+from .._norm import each_row_norms, sum_dtype
+from ._form import Cost, Form, divided, largest, summed
+from ._side import Side, outer, summed_outer
+
+# How a value's axes fall apart: groups, left side, right side.
+Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+Part = tuple[Side, Side]
+# Formed gradients may take this many bytes before the Gram form is preferred.
+MEMORY = 2**28
+
+
+class Rows(Form):
+    """G[b, group] = sum over rows of left x right.
+
+    `parts` holds pairs of sides; the rows of all of them add up. `axes` says which axes
+    of the value are groups (independent products), left side and right side.
+    """
+
+    def __init__(
+        self,
+        parts: list[Part],
+        axes: Axes,
+        shape: tuple[int, ...],
+        precision: Any = None,
+    ) -> None:
+        self.parts = parts
+        self.axes = axes
+        self.shape = shape
+        self.precision = precision
+        self.formed: Any = None
+
+    @property
+    def row_count(self) -> int:
+        """Rows of an example in one group."""
+        return sum(right.shape[2] for _, right in self.parts)
+
+    def side_size(self, side: int) -> int:
+        """How many entries the groups (0), a left (1) or a right vector (2) have."""
+        return math.prod(self.shape[axis] for axis in self.axes[side])
+
+    def multiplications(self) -> tuple[int, int]:
+        """What a group of one example costs: by the Gram form, and formed."""
+        t, left, right = self.row_count, self.side_size(1), self.side_size(2)
+        vectors = sum(r.shape[2] for x, r in self.parts if not x.is_places)
+        gram = t * t * right + t * vectors * left
+        formed = vectors * left * right + (t - vectors) * right + left * right
+        return gram, formed
+
+    @property
+    def route(self) -> str:
+        """The product for one row, else the cheaper one that fits into memory."""
+        if self.row_count == 1:
+            return "|a||d|"
+        gram, formed = self.multiplications()
+        batch, t = self.parts[0][1].shape[0], self.row_count
+        entries = self.side_size(1) * self.side_size(2)
+        too_big = 4 * batch * self.side_size(0) * entries > MEMORY and t * t < entries
+        return "Gram" if gram <= formed or too_big else "formed"
+
+    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+        """By the route: the one row's sides, the formed gradient, or nothing.
+
+        |l r^T| = |l| |r|; where there are several groups, so many norms an example.
+        """
+        if self.route == "Gram":
+            return []
+        if self.route == "formed":
+            return [self.dense()]
+        sides = [side for side in self.parts[0] if not side.is_places]
+        batch, groups = sides[0].shape[:2]
+        if groups == 1:
+            return [side.raw for side in sides]
+        flat = [s.array().reshape(batch * groups, s.shape[3]) for s in sides]
+        norms = functools.reduce(jnp.multiply, each_row_norms(flat))
+        return [norms.reshape(batch, groups)]
+
+    def norms(self, measures: list[PerExample]) -> PerExample:
+        """By the route."""
+        if self.route == "Gram":
+            return self.gram_norms()
+        return functools.reduce(jnp.multiply, measures)
+
+    def gram_norms(self) -> PerExample:
+        """sqrt sum_ts (l_t . l_s)(r_t . r_s), each side divided by its largest entry.
+
+        Rounding may take the sum below 0 where the rows cancel: it is kept at 0.
+        """
+        dtype = common(side for part in self.parts for side in part)
+        lefts, left_top = over_largest([left for left, _ in self.parts], dtype)
+        rights = [right.array().astype(dtype) for _, right in self.parts]
+        # A unit vector stays one; its 1 / left_top is put on the other side.
+        rights = [
+            divided(r, left_top) if left.is_places else r
+            for r, (left, _) in zip(rights, self.parts, strict=True)
+        ]
+        rights, right_top = over_largest([Side.of(r) for r in rights], dtype)
+        pairs = itertools.combinations_with_replacement(range(len(lefts)), 2)
+        squares = functools.reduce(
+            jnp.add,
+            (
+                (1 if i == j else 2) * products_summed(lefts, rights, i, j)
+                for i, j in pairs
+            ),
+        )
+        return left_top * right_top * jnp.sqrt(jnp.maximum(squares, 0))
+
+    def dense(self) -> Inexact[Array, "batch ..."]:
+        """The gradients themselves, in float32 or wider; formed once."""
+        if self.formed is None:
+            dtype = common(side for part in self.parts for side in part)
+            outers = (outer(*part, self.side_size(1), dtype) for part in self.parts)
+            self.formed = self.as_value(functools.reduce(jnp.add, outers), batch=True)
+        return self.formed
+
+    def weighted_sum(self, factor: PerExample, silence: bool) -> Inexact[Array, "..."]:
+        """One matrix product over examples and rows: sum_bt l_bt (c_b r_bt)^T.
+
+        Where the gradients have been formed for their norms, their sum is cheaper.
+        """
+        if self.formed is not None:
+            return summed(factor, self.formed, silence)
+        dtype = common(side for part in self.parts for side in part)
+        size = self.side_size(1)
+        sums = (
+            summed_outer(factor, *part, size, dtype, self.precision, silence)
+            for part in self.parts
+        )
+        return self.as_value(functools.reduce(jnp.add, sums), batch=False)
+
+    def cost(self) -> Cost:
+        """By the formulas of this file: two FLOPs a multiplication."""
+        right = self.parts[0][1]
+        many, t = right.shape[0] * right.shape[1], self.row_count
+        one_left, one_right = self.side_size(1), self.side_size(2)
+        gram, formed = self.multiplications()
+        rows = sum(r.shape[2] for x, r in self.parts if not x.is_places)
+        matmul = 2 * many * (rows * one_left + t - rows) * one_right
+        item = jnp.dtype(sum_dtype(right.raw.dtype)).itemsize
+        if self.route == "Gram":
+            return Cost(2 * many * gram, matmul, 2 * many * t * t * item)
+        if self.route == "formed":
+            size = many * one_left * one_right
+            return Cost(2 * many * formed, 2 * size, size * item)
+        return Cost(2 * many * (rows * one_left + one_right), matmul, 0)
+
+    def as_value(
+        self, x: Inexact[Array, "... group left right"], batch: bool
+    ) -> Inexact[Array, "..."]:
+        """Groups and sides put back as the axes of the value."""
+        order = [axis for side in self.axes for axis in side]
+        lead = x.shape[: int(batch)]
+        x = x.reshape(*lead, *(self.shape[axis] for axis in order))
+        back = [int(batch) + order.index(axis) for axis in range(len(order))]
+        return x.transpose(*range(len(lead)), *back)
+
+    def joined(self, other: "Rows") -> "Rows | None":
+        """The sum of both, or None where their sides are not the same axes."""
+        if self.axes != other.axes:
+            return None
+        kinds: dict[bool, list[Part]] = {}
+        for part in (*self.parts, *other.parts):
+            kinds.setdefault(part[0].is_places, []).append(part)
+        parts = [
+            (
+                Side.stacked([left for left, _ in same]),
+                Side.stacked([right for _, right in same]),
+            )
+            for same in kinds.values()
+        ]
+        return Rows(parts, self.axes, self.shape, self.precision or other.precision)
+
+
+def common(sides: Iterable[Side]) -> Any:
+    """One dtype to compute with: that of the vectors, float32 or wider."""
+    dtypes = [sum_dtype(side.raw.dtype) for side in sides if not side.is_places]
+    return functools.reduce(promote, dtypes)
+
+
+def over_largest(sides: list[Side], dtype: Any) -> tuple[list, PerExample]:
+    """One side of all parts divided by the example's largest entry, and that entry.
+
+    A unit vector counts as an entry of 1, and is left as it is.
+    """
+    batch, real = sides[0].shape[0], jnp.finfo(dtype).dtype
+    arrays = [s.array() if s.is_places else s.array().astype(dtype) for s in sides]
+    tops = [
+        jnp.ones(batch, real) if s.is_places else largest(x)
+        for x, s in zip(arrays, sides, strict=True)
+    ]
+    top = functools.reduce(jnp.maximum, tops)
+    top = jnp.where(jnp.isfinite(top) & (top > 0), top, jnp.ones_like(top))
+    return [
+        x if s.is_places else divided(x, top)
+        for x, s in zip(arrays, sides, strict=True)
+    ], top
+
+
+def products_summed(lefts: list, rights: list, i: int, j: int) -> PerExample:
+    """sum_ts (l_t . conj l_s)(r_t . conj r_s) between the parts i and j."""
+    left, right = inner(lefts[i], lefts[j]), inner(rights[i], rights[j])
+    if left.dtype == bool:
+        return jnp.sum(jnp.where(left, right.real, 0), axis=(1, 2, 3))
+    return jnp.sum((left * right).real, axis=(1, 2, 3))
+
+
+def inner(a: Array, b: Array) -> Shaped[Array, "batch group s t"]:
+    """a_s . conj b_t for all pairs of rows; for two unit vectors whether they agree."""
+    if a.ndim == 3 and b.ndim == 3:
+        return jnp.expand_dims(a, 3) == jnp.expand_dims(b, 2)
+    if a.ndim == 3:
+        return jnp.swapaxes(inner(b, a).conj(), 2, 3)
+    if b.ndim == 3:
+        return jnp.take_along_axis(a, jnp.expand_dims(b, 2), axis=3)
+    return jnp.einsum("bgsv,bgtv->bgst", a, b.conj(), precision="highest")

@@ -1,0 +1,136 @@
+"""Narrow dtypes, tiny and huge gradients, examples that are not finite."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqx_mlp import MLP, clipped_grad, losses, per_example_grad_norm
+
+
+def linear(w, x):
+    return jnp.sum((w @ x).astype(jnp.float32))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_a_narrow_gradient_of_norm_500_is_500(dtype):
+    # Its square, 250000, is above what float16 holds.
+    w, x = jnp.zeros((4, 2), dtype), jnp.array([[150.0, 200.0]], dtype)
+    assert np.asarray(per_example_grad_norm(linear)(w, x)) == pytest.approx(
+        500, rel=1e-2
+    )
+    grads, stats = clipped_grad(linear, l2_clip_norm=1.0)(w, x)
+    assert grads.dtype == dtype
+    assert stats.grad_norm.dtype == jnp.float32
+    np.testing.assert_allclose(
+        np.asarray(grads, np.float32), np.tile([0.3, 0.4], (4, 1)), rtol=1e-2
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-10, 1.0, 1e15])
+def test_norms_whose_squares_leave_the_range(scale):
+    # One row, few rows (Gram) and many (formed): each |a| |d| in the end.
+    x = jnp.array([3.0, 4.0]) * scale
+    got = per_example_grad_norm(linear)(jnp.zeros((1, 2)), x[None])
+    np.testing.assert_allclose(got, [5 * scale], rtol=1e-6)
+    for size, rows in ((30, 2), (2, 30)):
+        loss = lambda w, x: jnp.sum(x @ w)
+        row = jnp.zeros((1, rows, size)).at[0, :, 0].set(scale)
+        got = per_example_grad_norm(loss)(jnp.zeros((size, size)), row)
+        np.testing.assert_allclose(got, [rows * scale * np.sqrt(size)], rtol=1e-5)
+
+
+def test_an_example_with_no_gradient_has_norm_zero_and_factor_one():
+    loss = lambda w, x: jnp.sum(w * x)
+    x = jnp.array([[0.0, 0.0], [3.0, 4.0]])
+    grads, stats = clipped_grad(loss, l2_clip_norm=1.0)(jnp.ones(2), x)
+    np.testing.assert_allclose(stats.grad_norm, [0, 5])
+    np.testing.assert_allclose(grads, [0.6, 0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("jit", [False, True])
+def test_an_example_that_is_not_finite_is_reported_and_adds_nothing(bad, jit):
+    model = MLP(5, 3, (4,), key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (4, 5))
+    y = jnp.arange(4) % 3
+    f = clipped_grad(losses.cross_entropy, l2_clip_norm=0.2)
+    f = eqx.filter_jit(f) if jit else f
+    spoiled = x.at[2, 1].set(bad)
+    rest = jnp.array([0, 1, 3])
+    grads, stats = f(model, spoiled, y)
+    without, _ = f(model, x[rest], y[rest])
+    assert not np.isfinite(stats.grad_norm[2])
+    assert np.isfinite(np.asarray(stats.grad_norm)[np.asarray(rest)]).all()
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(without), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_an_example_that_is_not_finite_in_rows_and_tables(getkey):
+    params = {
+        "e": jax.random.normal(getkey(), (9, 4)),
+        "w": jnp.ones((4, 4)),
+        "b": jnp.ones(4),
+    }
+
+    def loss(p, ids, scale):
+        h = p["e"][ids] * scale
+        return jnp.sum(jnp.sin(h @ p["w"] + p["b"][None]))
+
+    ids = jnp.array([[0, 1], [2, 2], [3, 4]])
+    f = jax.jit(clipped_grad(loss, l2_clip_norm=0.2))
+    grads, stats = f(params, ids, jnp.array([1.0, jnp.nan, 1.0]))
+    without, _ = f(params, ids[::2], jnp.ones(2))
+    assert np.isnan(stats.grad_norm[1])
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(without), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_padding_of_nan_adds_exactly_nothing_and_weights_scale():
+    model = MLP(5, 3, (4,), key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (4, 5))
+    y = jnp.arange(4) % 3
+    f = eqx.filter_jit(clipped_grad(losses.cross_entropy, l2_clip_norm=0.2))
+    weight = jnp.array([1.0, 0.0, 1.0, 0.0])
+    padded, stats = f(model, x.at[1].set(jnp.nan), y.at[3].set(99), weight=weight)
+    alone, _ = f(model, x[::2], y[::2])
+    doubled, _ = f(model, x[::2], y[::2], weight=jnp.array([2.0, 2.0]))
+    assert (np.asarray(stats.grad_norm)[1::2] == 0).all()
+    for a, b, c in zip(*map(jax.tree.leaves, (padded, alone, doubled)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(c, 2 * b, rtol=1e-5, atol=1e-7)
+
+
+def test_healthy_examples_raise_nothing_under_debug_nans():
+    model = MLP(5, 3, (4,), key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (4, 5)).at[0].set(0)
+    f = clipped_grad(losses.cross_entropy, l2_clip_norm=0.2)
+    with jax.debug_nans(True):
+        grads, stats = eqx.filter_jit(f)(model, x, jnp.arange(4) % 3)
+        f(model, x, jnp.arange(4) % 3)
+    assert np.isfinite(np.asarray(stats.grad_norm)).all()
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
+
+
+def test_half_precision_models_agree_with_their_float32_twins():
+    model = MLP(6, 3, (8,), key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (4, 6))
+    y = jnp.arange(4) % 3
+    half = jax.tree.map(
+        lambda p: p.astype(jnp.bfloat16) if eqx.is_inexact_array(p) else p, model
+    )
+    loss = lambda m, x, y: losses.cross_entropy(m, x, y).astype(jnp.float32)
+    a = per_example_grad_norm(losses.cross_entropy)(model, x, y)
+    b = per_example_grad_norm(loss)(half, x.astype(jnp.bfloat16), y)
+    np.testing.assert_allclose(a, b, rtol=0.05)
+
+
+def test_no_examples_give_zeros():
+    loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
+    for shape in ((0, 3), (0, 5, 3)):
+        grads, stats = clipped_grad(loss, l2_clip_norm=1.0)(
+            jnp.ones((3, 2)), jnp.ones(shape)
+        )
+        assert (np.asarray(grads) == 0).all()
+        assert stats.grad_norm.shape == (0,)
