@@ -44,7 +44,7 @@ def group(name):
 def tests(session, jax):
     """The test suite on each Python found, with the newest jax and the oldest."""
     session.install("-e", ".", *group("tests"), *JAX[jax])
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "-n", "2", *session.posargs)
 
 
 @nox.session(python=CURRENT)

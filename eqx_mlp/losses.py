@@ -90,7 +90,7 @@ def cross_entropy(
     label = jnp.asarray(label).astype(jnp.int32)
     valid = valid_label("cross_entropy", label, classes)
     # A sum over the one-hot row, whose derivative is the row; indexing would scatter.
-    own = jnp.sum(jnp.where(jnp.arange(classes) == label, logits, 0))
+    own = jnp.sum(jnp.where(jnp.arange(classes, dtype=label.dtype) == label, logits, 0))
     # A factor, because a NaN that where() picks would have gradient zero.
     return (jax.nn.logsumexp(logits) - own) * jnp.where(valid, 1, jnp.nan)
 

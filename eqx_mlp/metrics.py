@@ -137,9 +137,11 @@ def _top_k(
     label = jnp.asarray(label).astype(jnp.int32)
     valid = valid_label(owner, label, classes)
     if k == 1:
-        right = jnp.argmax(logits) == label
+        right = jnp.argmax(logits).astype(label.dtype) == label
     else:
-        own = jnp.sum(jnp.where(jnp.arange(classes) == label, logits, 0))
+        own = jnp.sum(
+            jnp.where(jnp.arange(classes, dtype=label.dtype) == label, logits, 0)
+        )
         right = jnp.sum(logits > own) < k
     one = jnp.ones((), logits.dtype)
     return Metric(jnp.where(valid, right.astype(one.dtype), jnp.nan), one)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqx_mlp import metrics
+from eqx_mlp import losses, metrics
 from eqx_mlp.metrics import Metric, sum_metric
 
 
@@ -100,3 +100,17 @@ def test_labels_are_checked_as_the_losses_check_them(metric):
         metric(identity, jnp.ones(3), 3)
     with pytest.raises(ValueError, match="got dtype float32"):
         metric(identity, jnp.ones(3), jnp.array(1.0))
+
+
+def test_metrics_and_losses_compute_in_float64_too():
+    if hasattr(jax, "enable_x64"):
+        enable_x64 = jax.enable_x64
+    else:  # before jax 0.8
+        from jax.experimental import enable_x64
+    with enable_x64(True):
+        x = jnp.array([0.1, 0.9, 0.3])
+        for metric in (metrics.accuracy, metrics.top_k(2), metrics.confusion_matrix):
+            assert metric(identity, x, 1).numerator.dtype == np.float64
+        loss = losses.cross_entropy(identity, x, 1)
+        exact = np.log(np.exp([0.1, 0.9, 0.3]).sum()) - 0.9
+        np.testing.assert_allclose(loss, exact, rtol=1e-14)

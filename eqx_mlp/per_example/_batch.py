@@ -90,4 +90,5 @@ def example_keys(
     """
     if key is None:
         return None
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, start + jnp.arange(n))
+    places = jnp.asarray(start, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, places)
