@@ -46,7 +46,21 @@ def routes_agree():
     return agree
 
 
+def double_precision(on):
+    """A context in which float64 exists, under its name in this version of JAX."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(on)
+    from jax.experimental import enable_x64
+
+    return enable_x64(on)
+
+
+@pytest.fixture(scope="session")
+def double():
+    return double_precision
+
+
 @pytest.fixture
 def x64():
-    with jax.enable_x64(True):
+    with double_precision(True):
         yield

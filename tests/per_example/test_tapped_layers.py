@@ -126,8 +126,8 @@ EVERYTHING = "EQX_MLP_LONG_TESTS" in os.environ
 
 @pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_auto_agrees_with_vmap(name, wide, getkey, routes_agree):
-    with jax.enable_x64(wide):
+def test_auto_agrees_with_vmap(name, wide, getkey, routes_agree, double):
+    with double(wide):
         dtype = jnp.float64 if wide else jnp.float32
         layer, apply = LAYERS[name](getkey())
         layer = cast(layer, dtype)

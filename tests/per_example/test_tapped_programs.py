@@ -67,8 +67,8 @@ STEPS = {
     rows=st.integers(1, 4),
     seed=st.integers(0, 1000),
 )
-def test_a_random_program_agrees_with_vmap(routes_agree, steps, rows, seed):
-    with jax.enable_x64(True):
+def test_a_random_program_agrees_with_vmap(routes_agree, double, steps, rows, seed):
+    with double(True):
         k = iter(jax.random.split(jax.random.key(seed), 9))
         draw = lambda *shape: jax.random.normal(next(k), shape, jnp.float64)
         params = {

@@ -97,6 +97,7 @@ PREFIXES = {
     "concatenated": lambda w, x: jnp.concatenate([w, 2 * w]).T @ jnp.tile(x, 2),
     "negated and plain": lambda w, x: (-w).T @ x + w.T @ x**2,
     "as a vector": lambda w, x: w.reshape(-1) * jnp.resize(x, (6,)),
+    "broadcast": lambda w, x: jnp.broadcast_to(w, (2, 3, 2)) * x[None, :, None],
     "of no example": lambda w, x: jnp.square(w),
     "split": lambda w, x: jnp.split(w, 3)[0][0] * jnp.split(w, 3)[2][0] * x[:2],
 }

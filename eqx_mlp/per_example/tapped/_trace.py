@@ -138,7 +138,7 @@ class Walk:
     ) -> list[Value]:
         """Walk into a scan: constants are themselves, stacked ones get an axis."""
         p = eqn.params
-        n_consts, n_carry = p["num_consts"], p["num_carry"]
+        n_consts, n_carry = operand_counts(p)
         loop = Loop(p["length"], p["reverse"], p["unroll"])
         within = (*loops, loop)
         consts, rest = inputs[:n_consts], inputs[n_consts:]
@@ -151,7 +151,9 @@ class Walk:
             if inner.mark is Mark.EXAMPLE
         ]
         inside: list[Equation | Scan] = []
-        outputs = self.into(p["jaxpr"], [*consts, *carry, *steps], inside, within)
+        outputs = self.into(
+            as_closed(p["jaxpr"]), [*consts, *carry, *steps], inside, within
+        )
         outputs = [self.touched(v, inside, within) for v in outputs]
         outside = [Value(v.aval.shape, v.aval.dtype, Mark.EXAMPLE) for v in eqn.outvars]
         body.append(
@@ -177,6 +179,14 @@ class Walk:
         step = Value(value.shape[1:], value.dtype, value.mark, (*value.loops, loop))
         self.prefix.append(Equation("steps", {}, lambda x: [x], (value,), (step,)))
         return step
+
+
+def operand_counts(scan: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carried."""
+    if "num_consts" in scan:
+        return scan["num_consts"], scan["num_carry"]
+    consts, carry, _ = scan["ft_in"].unpack()  # newer versions of JAX
+    return len(consts), len(carry)
 
 
 def as_closed(jaxpr: Any) -> ClosedJaxpr:
