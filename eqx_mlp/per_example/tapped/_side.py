@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,8 +13,8 @@ from ..._types import PerExample
 from .._norm import sum_dtype
 from ._form import scaled, silenced
 
-# How many columns are worked on at once where an example is not finite.
-SILENCED_COLUMNS = 64
+# The side of what is worked on at once where an example is not finite.
+TILE = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,40 +87,41 @@ def summed_outer(
         y = jnp.moveaxis(y, 1, 0).reshape(groups, batch * rows, width)
         places = jnp.moveaxis(left.array(), 1, 0).reshape(groups, batch * rows)
         return jax.vmap(add)(y, places)
-    if left.shape[3] < right.shape[3]:
-        product = functools.partial(jnp.einsum, "bgtx,bgty->gxy", precision=precision)
-        return scaled_product(factor, left, right, product, 2, dtype, silence)
-    product = functools.partial(jnp.einsum, "bgty,bgtx->gxy", precision=precision)
-    return scaled_product(factor, right, left, product, 1, dtype, silence)
+    return scaled_product(factor, left, right, dtype, precision, silence)
 
 
 def scaled_product(
     factor: PerExample,
-    small: Side,
-    large: Side,
-    product: Callable[[Any, Any], Any],
-    axis: int,
+    left: Side,
+    right: Side,
     dtype: Any,
+    precision: Any,
     silence: bool,
 ) -> Inexact[Array, "group left right"]:
-    """product(factor * small, large), where `large` makes up `axis` of the result.
+    """sum_bt c_b l_bt r_bt^T, with the factor put on the smaller side.
 
-    To silence both sides takes a copy of each. That of the larger one is made a few
-    columns at a time: memory is bounded before it is known whether one is needed.
+    To silence both sides takes a copy of each. They are made a tile of the result at a
+    time: memory is bounded before it is known whether one is needed.
     """
-    x = small.array().astype(dtype)
-    x = scaled(factor, silenced(factor, x) if silence else x)
+    product = functools.partial(jnp.einsum, "bgtl,bgtr->glr", precision=precision)
+    left_size, right_size = left.shape[3], right.shape[3]
     if not silence:
-        return product(x, large.array().astype(dtype))
-    n = large.shape[3]
-    size = min(n, SILENCED_COLUMNS)
+        x, y = left.array().astype(dtype), right.array().astype(dtype)
+        if left_size < right_size:
+            return product(scaled(factor, x), y)
+        return product(x, scaled(factor, y))
+    rows, columns = min(left_size, TILE), min(right_size, TILE)
+    down, across = -(-left_size // rows), -(-right_size // columns)
 
     def add(k: Any, out: Array) -> Array:
-        start = jnp.minimum(k * size, n - size)
-        some = jax.lax.dynamic_slice_in_dim(large.array(), start, size, 3)
-        new = product(x, silenced(factor, some).astype(dtype))
-        return jax.lax.dynamic_update_slice_in_dim(out, new, start, axis)
+        # A last tile that would stick out is moved in, over what is there already.
+        i = jnp.minimum(k // across * rows, left_size - rows)
+        j = jnp.minimum(k % across * columns, right_size - columns)
+        x = jax.lax.dynamic_slice_in_dim(left.array(), i, rows, 3)
+        y = jax.lax.dynamic_slice_in_dim(right.array(), j, columns, 3)
+        x, y = silenced(factor, x).astype(dtype), silenced(factor, y).astype(dtype)
+        start = (jnp.zeros_like(i), i, j)
+        return jax.lax.dynamic_update_slice(out, product(x, scaled(factor, y)), start)
 
-    sides = (small.shape[3], n) if axis == 2 else (n, small.shape[3])
-    zeros = jnp.zeros((small.shape[1], *sides), dtype)
-    return jax.lax.fori_loop(0, -(-n // size), add, zeros)
+    zeros = jnp.zeros((left.shape[1], left_size, right_size), dtype)
+    return jax.lax.fori_loop(0, down * across, add, zeros)
