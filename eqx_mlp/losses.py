@@ -123,7 +123,6 @@ def squared_error(
             ValueError: a target of another shape than the prediction.
 
         >>> import jax.numpy as jnp
-    import numpy as np
         >>> float(squared_error(lambda x: x, jnp.array([1., 2.]), jnp.array([1., 4.])))
         2.0
     """
