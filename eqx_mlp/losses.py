@@ -113,18 +113,18 @@ def squared_error(
 ) -> Scalar:
     """Squared error of one example, the mean over the model's outputs.
 
-        Args:
-            model: gives the prediction, any shape.
-            x: one example's features, as the model takes them.
-            target: of the prediction's shape; one number will do for one output.
-            key: handed to the model, for dropout.
+    Args:
+        model: gives the prediction, any shape.
+        x: one example's features, as the model takes them.
+        target: of the prediction's shape; one number will do for one output.
+        key: handed to the model, for dropout.
 
-        Raises:
-            ValueError: a target of another shape than the prediction.
+    Raises:
+        ValueError: a target of another shape than the prediction.
 
-        >>> import jax.numpy as jnp
-        >>> float(squared_error(lambda x: x, jnp.array([1., 2.]), jnp.array([1., 4.])))
-        2.0
+    >>> import jax.numpy as jnp
+    >>> float(squared_error(lambda x: x, jnp.array([1., 2.]), jnp.array([1., 4.])))
+    2.0
     """
     prediction = with_key(model, x, key=key)
     shape = jnp.shape(prediction)
