@@ -1,5 +1,6 @@
 """Training on arrays in memory."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -143,10 +144,18 @@ def fit(
         callback.on_start(state, history.arrays())
     with Progress(epochs, n, first * n + done * batch_size, progress) as bar:
         runner = Runner(bar)
+        # The runs give up the state's buffers, and shuffling outlives them.
+        key = state.key.copy()
+
+        @functools.lru_cache(maxsize=2)
+        def order_of(number: int) -> np.ndarray:
+            return padded(epoch_permutation(key, number, n), batch_size)
+
         for number in range(first, epochs):
-            order = padded(epoch_permutation(state.key, number, n), batch_size)
-            epoch = Epoch(recipe, data, jnp.asarray(order), batch_size)
-            ran = runner.run(epoch, number, state, done)
+            order = jax.device_put(order_of(number))
+            epoch = Epoch(recipe, data, order, batch_size)
+            shuffle_next = functools.partial(order_of, min(number + 1, epochs - 1))
+            ran = runner.run(epoch, number, state, done, shuffle_next)
             state, done = ran.state, 0
             if history.finite and not np.all(np.isfinite(ran.step_loss)):
                 _raise_cause(epoch, ran)
@@ -162,9 +171,10 @@ def fit(
                         key=state.key,
                     )
                 )
-            arrays = history.arrays()
-            if any([callback.on_epoch(state, arrays) for callback in callbacks]):
-                break
+            if callbacks:
+                arrays = history.arrays()
+                if any([callback.on_epoch(state, arrays) for callback in callbacks]):
+                    break
     for callback in callbacks:
         callback.on_end(state, history.arrays())
     return FitResult(state, history.arrays())

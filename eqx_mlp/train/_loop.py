@@ -101,11 +101,18 @@ class EpochLoop:
         sums, step_loss = zeros_of(shapes)
         self._carry = (arrays, sums, step_loss)
 
-    def run(self, start: int, stop: int) -> None:
-        """Run steps number `start` to `stop - 1`, and wait for them."""
+    def run(
+        self, start: int, stop: int, meanwhile: Callable[[], Any] | None = None
+    ) -> None:
+        """Run steps number `start` to `stop - 1`, and wait for them.
+
+        `meanwhile` is host work that is done while the device works.
+        """
         span = (np.int32(start), np.int32(stop))
         self._carry = _run_steps(self._static, self._fixed, self._carry, span)
-        jax.block_until_ready(self._carry)
+        if meanwhile is not None:
+            meanwhile()
+        jax.block_until_ready(self._carry[2])
 
     @property
     def state(self) -> TrainState:
@@ -211,4 +218,4 @@ def plain(value: Any) -> Any:
 
 def zeros_of(shapes: PyTree) -> Any:
     """Zeros of the given shapes and dtypes, made on the host: nothing to compile."""
-    return jax.tree.map(lambda s: jnp.asarray(np.zeros(s.shape, s.dtype)), shapes)
+    return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)

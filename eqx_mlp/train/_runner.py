@@ -1,6 +1,7 @@
 """An epoch in few compiled calls, with host work only between them."""
 
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from ._state import TrainState
 
 # How long one compiled call should take: host work once a call is then nothing beside
 # the steps, and the bar still moves.
-CALL_SECONDS = 0.5
+CALL_SECONDS = 1.0
 
 
 class EpochResult(NamedTuple):
@@ -35,9 +36,17 @@ class Runner:
         self.compile_seconds: float | None = None
 
     def run(
-        self, epoch: Epoch, number: int, state: TrainState, done: int
+        self,
+        epoch: Epoch,
+        number: int,
+        state: TrainState,
+        done: int,
+        meanwhile: Callable[[], Any],
     ) -> EpochResult:
-        """Run the epoch's steps from number `done` on, giving up `state`'s buffers."""
+        """Run the epoch's steps from number `done` on, giving up `state`'s buffers.
+
+        `meanwhile` is host work for later, done while the last steps run.
+        """
         started = time.perf_counter()
         loop = EpochLoop(epoch, state, self._shapes)
         self._shapes = loop.shapes
@@ -50,7 +59,7 @@ class Runner:
         while at < loop.steps:
             to = min(loop.steps, at + max(1, int(self._pace)))
             called = time.perf_counter()
-            loop.run(at, to)
+            loop.run(at, to, meanwhile if to == loop.steps else None)
             self._pace = (to - at) * CALL_SECONDS / (time.perf_counter() - called)
             if self._bar.on:
                 rows = min(n, to * epoch.batch_size) - at * epoch.batch_size

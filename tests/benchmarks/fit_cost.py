@@ -94,13 +94,13 @@ def host_microseconds_per_step():
     calls, empty = [], []
     original = _loop.EpochLoop.run
 
-    def timed(self, start, stop):
+    def timed(self, start, stop, meanwhile=None):
         if calls:
             began = time.perf_counter()
             original(self, start, start)
             empty.append((began, time.perf_counter()))
         began = time.perf_counter()
-        original(self, start, stop)
+        original(self, start, stop, meanwhile)
         calls.append((began, time.perf_counter()))
 
     _loop.EpochLoop.run = timed
