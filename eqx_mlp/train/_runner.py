@@ -57,7 +57,9 @@ class Runner:
             started = time.perf_counter()
         n, at = size_of(epoch.data), done
         while at < loop.steps:
-            to = min(loop.steps, at + max(1, int(self._pace)))
+            to = at + max(1, int(self._pace))
+            if loop.steps - to < self._pace / 2:  # no call for a small rest
+                to = loop.steps
             called = time.perf_counter()
             loop.run(at, to, meanwhile if to == loop.steps else None)
             self._pace = (to - at) * CALL_SECONDS / (time.perf_counter() - called)
