@@ -148,12 +148,12 @@ def fit(
         key = state.key.copy()
 
         @functools.lru_cache(maxsize=2)
-        def order_of(number: int) -> np.ndarray:
-            return padded(epoch_permutation(key, number, n), batch_size)
+        def order_of(number: int) -> jax.Array:
+            order = padded(epoch_permutation(key, number, n), batch_size)
+            return jax.device_put(order)
 
         for number in range(first, epochs):
-            order = jax.device_put(order_of(number))
-            epoch = Epoch(recipe, data, order, batch_size)
+            epoch = Epoch(recipe, data, order_of(number), batch_size)
             shuffle_next = functools.partial(order_of, min(number + 1, epochs - 1))
             ran = runner.run(epoch, number, state, done, shuffle_next)
             state, done = ran.state, 0

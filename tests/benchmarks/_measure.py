@@ -5,10 +5,15 @@ import time
 
 
 def interleaved(rounds, **functions):
-    """The seconds of each function, all of them once a round, after a warm-up round."""
+    """The seconds of each function, all of them once a round, after a warm-up round.
+
+    Each round begins with another one: what ran before leaves its mark on what follows.
+    """
     seconds = {name: [] for name in functions}
     for r in range(rounds + 1):
-        for name, function in functions.items():
+        names = list(functions)
+        for name in names[r % len(names) :] + names[: r % len(names)]:
+            function = functions[name]
             started = time.perf_counter()
             taken = function()
             taken = time.perf_counter() - started if taken is None else taken
