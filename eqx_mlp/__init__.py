@@ -4,6 +4,9 @@ from . import data as data
 from . import losses as losses
 from . import metrics as metrics
 from . import nn as nn
+from ._select import Selection as Selection
+from ._select import decay_mask as decay_mask
+from ._select import select as select
 from .nn import MLP as MLP
 from .nn import ResidualMLP as ResidualMLP
 from .per_example import ExampleStats as ExampleStats

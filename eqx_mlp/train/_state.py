@@ -50,8 +50,9 @@ def init_state(
         model: an Equinox model or any pytree of parameters.
         optimizer: any `optax.GradientTransformation`.
         key: where the run's randomness comes from.
-        trainable: which leaves are trained, as a predicate of leaves or a prefix pytree
-            of booleans; None is every floating-point array.
+        trainable: which leaves are trained: a path such as "layers.*.weight", a type or
+            a `Selection` of `select`, a predicate of leaves, or a prefix pytree of
+            booleans; None is every floating-point array.
 
     Raises:
         ValueError: no key, something else than an optimiser, nothing to train.
