@@ -18,7 +18,7 @@ from ..data import Batch
 from ..metrics import Metric, Metrics, sum_metric
 from ..per_example import ExampleStats, as_batch, example_keys
 from ..per_example._loss import split_trainable
-from ._gradient import mean_grad
+from ._gradient import mean_grad, mean_of
 from ._state import TrainState, optax_promotion, require_optimizer
 
 # From the stored first argument of one example to what the loss takes.
@@ -156,13 +156,6 @@ def batch_metrics(
         name: sum_metric(of_one(metric), ready.weight)(ready.example, keys)
         for name, metric in metrics.items()
     }
-
-
-def mean_of(metric: Metric) -> Array:
-    """A mean's value, and 0 where no example counts."""
-    total = metric.denominator
-    assert total is not None
-    return metric.numerator / jnp.where(total == 0, 1, total)
 
 
 def apply_update(p: Array, update: Array) -> Array:
