@@ -23,7 +23,9 @@ from .train import fit as fit
 from .train import init_state as init_state
 from .train import make_step as make_step
 from .train import mean_grad as mean_grad
+from .train import mixed_precision as mixed_precision
 from .train import multi_transform as multi_transform
 from .train import predict as predict
+from .train import with_loss_scale as with_loss_scale
 
 __version__ = "0.1.0"

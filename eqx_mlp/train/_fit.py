@@ -18,14 +18,10 @@ from ._data import padded, require_count, require_data, size_of
 from ._evaluate import evaluate, require_metrics
 from ._gradient import mean_grad
 from ._loop import Epoch, Recipe
+from ._optimizer import require_optimizer
 from ._progress import Progress
 from ._runner import EpochResult, Runner
-from ._state import (
-    TrainState,
-    init_state,
-    require_optimizer,
-    require_same_optimizer,
-)
+from ._state import TrainState, init_state, require_same_optimizer
 from ._step import Transform, transformed
 
 

@@ -1,11 +1,44 @@
-"""Optax transformations over label trees that are Equinox modules."""
+"""Optax's transformations and their states, as training uses them."""
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import optax
 from jaxtyping import PyTree
+
+from .._types import Optimizer
+
+S = TypeVar("S")
+
+
+def require_optimizer(owner: str, optimizer: Any) -> None:
+    """Raise a ValueError unless `optimizer` looks like one of Optax's."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise ValueError(
+            f"{owner}: optimizer must be an optax.GradientTransformation such as "
+            f"optax.adam(1e-3), got {optimizer!r}"
+        )
+
+
+def extended(optimizer: Optimizer) -> optax.GradientTransformationExtraArgs:
+    """`optimizer` as one that takes extra arguments, such as `value=`."""
+    return optax.with_extra_args_support(cast(Any, optimizer))
+
+
+def only_state(opt_state: PyTree, kind: type[S]) -> S | None:
+    """The one state of this kind inside an optimiser's state, or None."""
+    found = [
+        node
+        for node in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
+        if isinstance(node, kind)
+    ]
+    if len(found) > 1:
+        raise ValueError(
+            f"the optimizer holds {len(found)} states of type {kind.__name__}, and one "
+            "is meant: wrap the whole optimizer once"
+        )
+    return found[0] if found else None
 
 
 def multi_transform(

@@ -2,12 +2,11 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, PyTree
 
 from .._checked import checked
@@ -19,7 +18,9 @@ from ..metrics import Metric, Metrics, sum_metric
 from ..per_example import ExampleStats, as_batch, example_keys
 from ..per_example._loss import split_trainable
 from ._gradient import mean_grad, mean_of
-from ._state import TrainState, optax_promotion, require_optimizer
+from ._loss_scale import scaled_as_by
+from ._optimizer import extended, require_optimizer
+from ._state import TrainState, optax_promotion
 
 # From the stored first argument of one example to what the loss takes.
 Transform: TypeAlias = Callable[[Any], Any]
@@ -67,8 +68,10 @@ def make_step(
     >>> state.model.item(), metrics["loss"].compute().item()
     (3.0, 5.0)
     """
-    extended = optax.with_extra_args_support(cast(Any, optimizer))
-    grad = gradient(transformed(loss, transform), trainable=trainable)
+    optimizer = extended(optimizer)
+    of_stored = transformed(loss, transform)
+    gradient_of = functools.partial(gradient, trainable=trainable)
+    gradient_of(of_stored)  # what is wrong with its options is known now
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Metric]]:
         if not isinstance(batch, Batch | tuple):
@@ -79,13 +82,14 @@ def make_step(
         if isinstance(batch, tuple):
             batch = Batch(batch)
         key = jax.random.fold_in(state.key, state.step)
+        grad = gradient_of(scaled_as_by(state.opt_state, of_stored))
         grads, stats = require_gradient(
             grad(state.model, *batch.example, key=key, weight=batch.weight)
         )
         mean_loss = sum_metric(lambda value: value, batch.weight)(stats.value)
         params, rest = split_trainable(state.model, trainable)
         updates, opt_state = update_of(
-            extended, grads, state.opt_state, params, mean_of(mean_loss)
+            optimizer, grads, state.opt_state, params, mean_of(mean_loss)
         )
         keys = example_keys(key, batch.size)
         sums = batch_metrics(metrics or {}, state.model, batch, transform, keys)
