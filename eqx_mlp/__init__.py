@@ -18,6 +18,7 @@ from .per_example import per_example_value_and_grad as per_example_value_and_gra
 from .train import Callback as Callback
 from .train import FitResult as FitResult
 from .train import TrainState as TrainState
+from .train import ema_model as ema_model
 from .train import evaluate as evaluate
 from .train import fit as fit
 from .train import init_state as init_state
@@ -26,6 +27,7 @@ from .train import mean_grad as mean_grad
 from .train import mixed_precision as mixed_precision
 from .train import multi_transform as multi_transform
 from .train import predict as predict
+from .train import with_ema as with_ema
 from .train import with_loss_scale as with_loss_scale
 
 __version__ = "0.1.0"

@@ -1,6 +1,8 @@
 """Training: a state, a pure step, the compiled loop, metrics over data."""
 
 from ._callback import Callback as Callback
+from ._ema import ema_model as ema_model
+from ._ema import with_ema as with_ema
 from ._evaluate import evaluate as evaluate
 from ._evaluate import predict as predict
 from ._fit import FitResult as FitResult

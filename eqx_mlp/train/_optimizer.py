@@ -4,9 +4,11 @@ from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
+from .._dtypes import promote
 from .._types import Optimizer
 
 S = TypeVar("S")
@@ -39,6 +41,16 @@ def only_state(opt_state: PyTree, kind: type[S]) -> S | None:
             "is meant: wrap the whole optimizer once"
         )
     return found[0] if found else None
+
+
+def apply_update(p: Array, update: Array) -> Array:
+    """`p + update` added in the wider of both dtypes, in the parameter's dtype.
+
+    An update of 0 gives `p` bit for bit, also where it is -0.0.
+    """
+    both = promote(p.dtype, update.dtype)
+    moved = (p.astype(both) + update.astype(both)).astype(p.dtype)
+    return jnp.where(update == 0, p, moved)
 
 
 def multi_transform(

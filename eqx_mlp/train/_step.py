@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .._checked import checked
-from .._dtypes import promote
 from .._keys import with_key
 from .._types import Loss, Model, Optimizer, Trainable
 from ..data import Batch
@@ -19,7 +18,7 @@ from ..per_example import ExampleStats, as_batch, example_keys
 from ..per_example._loss import split_trainable
 from ._gradient import mean_grad, mean_of
 from ._loss_scale import scaled_as_by
-from ._optimizer import extended, require_optimizer
+from ._optimizer import apply_update, extended, require_optimizer
 from ._state import TrainState, optax_promotion
 
 # From the stored first argument of one example to what the loss takes.
@@ -160,16 +159,6 @@ def batch_metrics(
         name: sum_metric(of_one(metric), ready.weight)(ready.example, keys)
         for name, metric in metrics.items()
     }
-
-
-def apply_update(p: Array, update: Array) -> Array:
-    """`p + update` added in the wider of both dtypes, in the parameter's dtype.
-
-    An update of 0 gives `p` bit for bit, also where it is -0.0.
-    """
-    both = promote(p.dtype, update.dtype)
-    moved = (p.astype(both) + update.astype(both)).astype(p.dtype)
-    return jnp.where(update == 0, p, moved)
 
 
 def like(new: Any, old: Any) -> Any:
