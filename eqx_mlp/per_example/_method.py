@@ -1,14 +1,17 @@
 """The routes by their names, and what they have in common."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 
 from .._dtypes import promote
 from .._types import PerExample
-from ._formed import Formed
+from ._formed import vmap_of_grad
 from ._norm import careful_norms
+from ._route import Route
 from .tapped import Engine
 
-ROUTES = {"auto": Engine, "vmap": Formed}
+ROUTES: dict[str, Callable[..., Route]] = {"auto": Engine, "vmap": vmap_of_grad}
 
 
 def require_method(method: str) -> None:

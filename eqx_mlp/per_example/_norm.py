@@ -102,9 +102,12 @@ def sum_dtype(dtype: Any) -> Any:
     return promote(dtype, wide(dtype))
 
 
-def weighted_sum(factor: PerExample, rows: Array, dtype: Any) -> Array:
-    """sum_b factor_b * rows_b, where a factor of 0 silences even a NaN."""
-    rows = jnp.where(rows_like(factor != 0, rows), rows, jnp.zeros_like(rows))
+def weighted_sum(
+    factor: PerExample, rows: Array, dtype: Any, silence: bool = True
+) -> Array:
+    """sum_b factor_b * rows_b, where with `silence` a factor of 0 silences a NaN."""
+    if silence:
+        rows = jnp.where(rows_like(factor != 0, rows), rows, jnp.zeros_like(rows))
     return jnp.tensordot(
         factor.astype(dtype), rows.astype(dtype), axes=1, precision="highest"
     )
