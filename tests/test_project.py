@@ -14,15 +14,17 @@ LEVELS = [
     {"nn", "losses", "metrics", "data"},
     {"per_example"},
     {"train"},
+    {"interop"},
 ]
 
 
 def test_importing_the_library_imports_nothing_heavy():
     heavy = ["beartype", "matplotlib", "pooch", "tqdm", "torch", "flax", "orbax"]
+    heavy += ["jax_privacy", "dp_accounting"]
     code = f"""
 import jax, equinox, optax, sys
 before = set(sys.modules)
-import eqx_mlp
+import eqx_mlp, eqx_mlp.interop.jax_privacy
 new = {{name.split(".")[0] for name in set(sys.modules) - before}}
 print(sorted(new & set({heavy!r})))
 """

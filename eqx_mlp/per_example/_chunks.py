@@ -9,7 +9,7 @@ import jax.numpy as jnp
 Carry = TypeVar("Carry")
 
 
-def require_chunk_size(chunk_size: int | None) -> None:
+def require_chunk_size(chunk_size: int | None, name: str = "chunk_size") -> None:
     """Raise a ValueError unless `chunk_size` is None or a positive integer."""
     if chunk_size is not None and (
         not isinstance(chunk_size, int)
@@ -17,8 +17,8 @@ def require_chunk_size(chunk_size: int | None) -> None:
         or chunk_size < 1
     ):
         raise ValueError(
-            "chunk_size is the number of examples worked on at once, an integer >= 1 "
-            f"or None for all, got {chunk_size!r}"
+            f"{name} is the number of examples worked on at once, an integer >= 1 or "
+            f"None for all, got {chunk_size!r}"
         )
 
 

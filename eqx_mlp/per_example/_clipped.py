@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .._types import Key, Loss, Model, PerExample, Trainable
-from ._batch import require_batch, zero_padding
-from ._chunks import require_chunk_size, scan_chunks
+from ._batch import require_batch
+from ._chunks import require_chunk_size
 from ._group import groups, require_clipping
 from ._loss import raise_cause, split_trainable, value_of_params
-from ._method import ROUTES, require_method, total_norm
+from ._method import ROUTES, require_method
 from ._norm import clip_factors
+from ._sums import sums_by_norm
 from ._vmap import examples_of
 
 
@@ -91,43 +92,17 @@ def clipped_grad(
             value_of_params(loss, rest, has_aux), params, examples.rows
         )
 
-        def add_chunk(sums: PyTree, chunk: tuple) -> tuple[PyTree, tuple]:
-            (rows, weight), counts = chunk
-            value, aux, grads = route.backward(rows)
-            norms = grads.norms()
-            norm = total_norm(norms, value)
-            finite = jnp.all(jnp.isfinite(norm))
-            norm = zero_padding(norm, counts)
-            factors = []
-            for group, clip_norm in enumerate(clip_norms):
-                own = [n for n, g in zip(norms, group_of, strict=True) if g == group]
-                factor = clip_factors(total_norm(own, value), clip_norm)
-                if weight is not None:
-                    factor = factor * weight.astype(factor.dtype)
-                # Here, not in the result: a pass over the batch, not the parameters.
-                factor = factor / jnp.asarray(normalize_by, factor.dtype)
-                counted = jnp.isfinite(norm)
-                if counts is not None:
-                    counted &= counts
-                factors.append(jnp.where(counted, factor, 0))
-            new = grads.weighted_sums(factors, group_of, finite)
-            return jax.tree.map(jnp.add, sums, new), (
-                zero_padding(value, counts),
-                aux,
-                norm,
+        def factor_of(norm: PerExample, group: int) -> PerExample:
+            # Divided here, not in the result: the batch is smaller than the parameters.
+            return clip_factors(norm, clip_norms[group]) / jnp.asarray(
+                normalize_by, norm.dtype
             )
 
-        sums, (value, aux, norm) = scan_chunks(
-            add_chunk,
-            route.zero_sums(group_of),
-            (examples.rows, examples.weight),
-            counts=examples.counts,
-            chunk_size=chunk_size,
+        sums, value, norm, aux = sums_by_norm(
+            route, examples, factor_of, group_of=group_of, chunk_size=chunk_size
         )
         raise_cause(loss, model, batch, key, value)
-        grads = jax.tree.map(
-            lambda s, p: s.astype(p.dtype), route.finish(sums, group_of), params
-        )
+        grads = jax.tree.map(lambda s, p: s.astype(p.dtype), sums, params)
         return grads, ExampleStats(value, norm, aux)
 
     return f

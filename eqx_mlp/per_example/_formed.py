@@ -8,29 +8,43 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .._types import PerExample
-from ._norm import row_norms, sum_dtype, weighted_sum
+from ._norm import careful_norms, sum_dtype, weighted_sum
 from ._route import Gradients, Route
 
 
-class Formed(Route):
+def vmap_of_grad(
+    f: Callable[..., tuple[Any, Any]], params: PyTree, rows: Any
+) -> "Formed":
     """The loss with a gradient for each row."""
+    grad = jax.vmap(
+        jax.value_and_grad(f, has_aux=True), in_axes=(None, *(0 for _ in rows))
+    )
 
-    def __init__(self, f: Callable[..., tuple[Any, Any]], params: PyTree, rows: Any):
-        self.params = params
-        self.grad = jax.vmap(
-            jax.value_and_grad(f, has_aux=True), in_axes=(None, *(0 for _ in rows))
-        )
+    def rows_of(*rows: Any) -> tuple[PerExample, Any, PyTree]:
+        (value, aux), grads = grad(params, *rows)
+        return value, aux, grads
+
+    return Formed(rows_of, params)
+
+
+class Formed(Route):
+    """A tree for each row, formed: its gradient, or any other.
+
+    `rows_of(*rows) -> (value, aux, trees)`, where one tree has the shapes of `like`.
+    """
+
+    def __init__(self, rows_of: Callable[..., tuple], like: PyTree):
+        self.rows_of = rows_of
+        self.like = like
 
     def backward(self, rows: Any) -> tuple[PerExample, Any, Gradients]:
-        """Loss, auxiliary output and gradient of each row."""
-        (value, aux), grads = self.grad(self.params, *rows)
-        return value, aux, FormedGradients(grads)
+        """Loss, auxiliary output and tree of each row."""
+        value, aux, trees = self.rows_of(*rows)
+        return value, aux, FormedGradients(trees)
 
     def zero_sums(self, group_of: tuple[int, ...]) -> PyTree:
-        """Zeros like the parameters."""
-        return jax.tree.map(
-            lambda p: jnp.zeros(p.shape, sum_dtype(p.dtype)), self.params
-        )
+        """Zeros like one tree."""
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, sum_dtype(x.dtype)), self.like)
 
     def finish(self, sums: PyTree, group_of: tuple[int, ...]) -> PyTree:
         """Already there."""
@@ -45,14 +59,16 @@ class FormedGradients(Gradients):
 
     def norms(self) -> list[PerExample | None]:
         """From the entries."""
-        return [row_norms(leaf) for leaf in self.leaves]
+        return list(careful_norms(self.leaves))
 
     def weighted_sums(
         self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any
     ) -> PyTree:
         """One product of factors and rows for each parameter."""
         sums = [
-            weighted_sum(factors[group], leaf, sum_dtype(leaf.dtype))
+            weighted_sum(
+                factors[group], leaf, sum_dtype(leaf.dtype), silence=finite is not True
+            )
             for group, leaf in zip(group_of, self.leaves, strict=True)
         ]
         return jax.tree.unflatten(self.tree, sums)

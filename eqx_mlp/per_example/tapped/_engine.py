@@ -13,7 +13,7 @@ from ..._known import is_known
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype
 from .._route import Gradients, Route
-from ._form import Dense, Form
+from ._form import Dense, Form, one_row
 from ._prefix import Prefix
 from ._program import Mark, Value
 from ._rows import Rows
@@ -170,7 +170,8 @@ class TappedGradients(Gradients):
         """Each parameter's norms, in order; None for one that meets no example."""
         forms = self.by_parameter
         measured = {p: form.measured() for p, form in forms.items()}
-        norms = iter(each_row_norms([x for xs in measured.values() for x in xs]))
+        arrays = [x for xs in measured.values() for x in xs]
+        norms = iter(each_row_norms(arrays) if arrays else ())
         found = {
             p: form.norms([next(norms) for _ in measured[p]])
             for p, form in forms.items()
@@ -192,19 +193,34 @@ class TappedGradients(Gradients):
     def weighted_sums(
         self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any
     ) -> dict:
-        """sum_b factor_b g_b where a parameter meets the example, for each group."""
+        """sum_b factor_b g_b where a parameter meets the example, for each group.
 
-        def sums(silence: bool) -> dict:
+        0 * NaN is NaN: where an example is not finite, the sums begin anew and go from
+        example to example, leaving out those of factor 0. That loop has no steps
+        otherwise. A branch, or zeros put in place of NaN, would take memory always.
+        """
+        keys = self.engine.keys(group_of)
+        forms = {(i, g): self.forms[self.engine.frontier[i]] for i, g in keys}
+
+        def sum_of(i: int, g: int, form: Form, factor: PerExample) -> Array:
+            dtype = sum_dtype(self.engine.frontier[i].dtype)
+            return form.weighted_sum(factor).astype(dtype)
+
+        sums = {(i, g): sum_of(i, g, f, factors[g]) for (i, g), f in forms.items()}
+        batch = factors[0].shape[0]
+        if batch == 0 or (is_known(finite) and finite):
+            return sums
+
+        def add(b: Any, sums: dict) -> dict:
             found = {}
-            for i, g in self.engine.keys(group_of):
-                v = self.engine.frontier[i]
-                total = self.forms[v].weighted_sum(factors[g], silence)
-                found[i, g] = total.astype(sum_dtype(v.dtype))
+            for (i, g), form in forms.items():
+                factor = one_row(factors[g], b)
+                one = sum_of(i, g, form.example(b), factor)
+                before = jnp.where(b == 0, 0, sums[i, g])
+                found[i, g] = before + jnp.where(factor[0] == 0, 0, one)
             return found
 
-        if is_known(finite):
-            return sums(silence=not finite)
-        return jax.lax.cond(finite, lambda: sums(False), lambda: sums(True))
+        return jax.lax.fori_loop(0, jnp.where(finite, 0, batch), add, sums)
 
 
 def added(a: Form, b: Form) -> Form:

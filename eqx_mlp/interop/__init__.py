@@ -1,0 +1,1 @@
+"""Doors to other libraries: their interfaces, this library's engine."""
