@@ -8,6 +8,7 @@ from ._select import Selection as Selection
 from ._select import decay_mask as decay_mask
 from ._select import select as select
 from .nn import MLP as MLP
+from .nn import Ensemble as Ensemble
 from .nn import ResidualMLP as ResidualMLP
 from .per_example import ExampleStats as ExampleStats
 from .per_example import clipped_grad as clipped_grad

@@ -13,6 +13,7 @@ from .._keys import require_key, with_key
 from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..data import epoch_permutation
 from ..metrics import Metrics
+from ..nn._ensemble import members_of
 from ._callback import Callback, require_callbacks
 from ._data import padded, require_count, require_data, size_of
 from ._ema import models_of
@@ -97,7 +98,9 @@ def fit(
     a function of the key and the epoch. The arrays given stay valid.
 
     Args:
-        model_or_state: a model, or the `TrainState` of an earlier run to go on with.
+        model_or_state: a model, or the `TrainState` of an earlier run to go on with. Of
+            an `nn.Ensemble` each member is trained, and `history` has one value for
+            each along a last axis.
         data: a tuple of arrays with one leading axis of examples, such as `(x, y)`.
         loss: `loss(model, *example, key=None)`, one number for one example.
         optimizer: any `optax.GradientTransformation`.
@@ -195,12 +198,13 @@ def _raise_cause(epoch: Epoch, ran: EpochResult) -> None:
     # In compiled code the loss could not check values, such as a label's range. Call it
     # on each example of the first batch that went wrong, where its checks can raise.
     last = epoch.order.shape[0] // epoch.batch_size - 1
-    wrong = int(np.flatnonzero(~np.isfinite(ran.step_loss))[0])
+    wrong = int(np.argwhere(~np.isfinite(ran.step_loss))[0, 0])
     example = epoch.batch(last - len(ran.step_loss) + 1 + wrong).example
     loss = transformed(epoch.recipe.loss, epoch.recipe.transform)
     for i in range(epoch.batch_size):
         row = jax.tree.map(lambda x, i=i: x[i], example)
-        with_key(loss, ran.state.model, *row, key=ran.state.key)
+        for model in members_of(ran.state.model):
+            with_key(loss, model, *row, key=ran.state.key)
 
 
 class _History:
@@ -229,8 +233,8 @@ class _History:
             self._epochs[name].append(value)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        empty = np.zeros(0, np.float32)
+        step_loss = self._step_loss or [np.zeros(0, np.float32)]
         return {name: np.asarray(values) for name, values in self._epochs.items()} | {
-            "step_loss": np.concatenate([empty, *self._step_loss]),
+            "step_loss": np.concatenate(step_loss),
             "compile_seconds": np.asarray(self._compile_seconds or 0.0),
         }

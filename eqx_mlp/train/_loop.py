@@ -97,7 +97,9 @@ class EpochLoop:
             one = jax.eval_shape(
                 functools.partial(_step, self._static), self._fixed, arrays, np.int32(0)
             )[1]
-            shapes = one, jax.ShapeDtypeStruct((self.steps,), jnp.float32)
+            members = one["loss"].numerator.shape  # none, or one axis
+            step_loss = jax.ShapeDtypeStruct((self.steps, *members), jnp.float32)
+            shapes = one, step_loss
         self.shapes = shapes
         sums, step_loss = zeros_of(shapes)
         self._carry = (arrays, sums, step_loss)
@@ -135,8 +137,8 @@ class EpochLoop:
         }
 
     @property
-    def step_loss(self) -> Float[np.ndarray, " steps"]:
-        """The loss at each step; 0 at steps that have not run."""
+    def step_loss(self) -> Float[np.ndarray, "steps ..."]:
+        """The loss at each step, of each member; 0 at steps that have not run."""
         return np.asarray(self._carry[2])
 
 

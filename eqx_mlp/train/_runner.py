@@ -22,7 +22,7 @@ class EpochResult(NamedTuple):
 
     state: TrainState
     values: dict[str, Any]
-    step_loss: Float[np.ndarray, " steps"]
+    step_loss: Float[np.ndarray, "steps ..."]
 
 
 class Runner:
