@@ -18,11 +18,13 @@ from .per_example import per_example_grad_norm as per_example_grad_norm
 from .per_example import per_example_value_and_grad as per_example_value_and_grad
 from .train import Callback as Callback
 from .train import FitResult as FitResult
+from .train import RateRange as RateRange
 from .train import TrainState as TrainState
 from .train import ema_model as ema_model
 from .train import evaluate as evaluate
 from .train import fit as fit
 from .train import init_state as init_state
+from .train import learning_rate_range as learning_rate_range
 from .train import make_step as make_step
 from .train import mean_grad as mean_grad
 from .train import mixed_precision as mixed_precision

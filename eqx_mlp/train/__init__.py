@@ -11,6 +11,8 @@ from ._gradient import mean_grad as mean_grad
 from ._loss_scale import with_loss_scale as with_loss_scale
 from ._optimizer import multi_transform as multi_transform
 from ._precision import mixed_precision as mixed_precision
+from ._rate_range import RateRange as RateRange
+from ._rate_range import learning_rate_range as learning_rate_range
 from ._state import TrainState as TrainState
 from ._state import init_state as init_state
 from ._step import make_step as make_step
