@@ -84,7 +84,8 @@ def docs(session):
 def bench(session):
     """The numbers of docs/benchmarks.md, as ratios inside one run."""
     session.install("-e", ".[examples]")
-    for name in session.posargs or ["fit_epoch", "fit_cost", "accuracy", "clipped"]:
+    names = ["fit_epoch", "fit_cost", "accuracy", "clipped", "ensemble", "precision"]
+    for name in session.posargs or names:
         session.run("python", f"tests/benchmarks/{name}.py")
 
 
