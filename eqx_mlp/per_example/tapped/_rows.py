@@ -22,7 +22,7 @@ from jaxtyping import Array, Inexact, Shaped
 from ..._dtypes import promote
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype
-from ._form import Cost, Dense, Form, divided, largest, one_row, summed
+from ._form import Cost, Dense, Form, Shared, divided, largest, one_row, summed
 from ._side import Side, outer, summed_outer
 
 # How a value's axes fall apart: groups, left side, right side.
@@ -86,7 +86,7 @@ class Rows(Form):
         too_big = 4 * batch * self.side_size(0) * entries > MEMORY and t * t < entries
         return "Gram" if gram <= formed or too_big else "formed"
 
-    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+    def measured(self, shared: Shared) -> list[Inexact[Array, "batch ..."]]:
         """By the route: the one row's sides, the formed gradient, or nothing.
 
         |l r^T| = |l| |r|; where there are several groups, so many norms an example.
@@ -143,7 +143,7 @@ class Rows(Form):
             self.formed = self.as_value(functools.reduce(jnp.add, outers), batch=True)
         return self.formed
 
-    def weighted_sum(self, factor: PerExample) -> Inexact[Array, "..."]:
+    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
         """One matrix product over examples and rows: sum_bt l_bt (c_b r_bt)^T.
 
         Where the gradients have been formed for their norms, their sum is cheaper.
@@ -158,7 +158,7 @@ class Rows(Form):
         )
         return self.as_value(functools.reduce(jnp.add, sums), batch=False)
 
-    def example(self, b: Any) -> "Form":
+    def example(self, b: Any, shared: Shared) -> "Form":
         """One example's rows, or its gradient where that has been formed."""
         if self.formed is not None:
             return Dense(one_row(self.formed, b))
