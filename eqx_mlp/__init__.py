@@ -4,6 +4,9 @@ from . import data as data
 from . import losses as losses
 from . import metrics as metrics
 from . import nn as nn
+from ._select import Selection as Selection
+from ._select import decay_mask as decay_mask
+from ._select import select as select
 from .nn import MLP as MLP
 from .nn import ResidualMLP as ResidualMLP
 from .per_example import ExampleStats as ExampleStats
@@ -15,12 +18,16 @@ from .per_example import per_example_value_and_grad as per_example_value_and_gra
 from .train import Callback as Callback
 from .train import FitResult as FitResult
 from .train import TrainState as TrainState
+from .train import ema_model as ema_model
 from .train import evaluate as evaluate
 from .train import fit as fit
 from .train import init_state as init_state
 from .train import make_step as make_step
 from .train import mean_grad as mean_grad
+from .train import mixed_precision as mixed_precision
 from .train import multi_transform as multi_transform
 from .train import predict as predict
+from .train import with_ema as with_ema
+from .train import with_loss_scale as with_loss_scale
 
 __version__ = "0.1.0"

@@ -1,12 +1,16 @@
 """Training: a state, a pure step, the compiled loop, metrics over data."""
 
 from ._callback import Callback as Callback
+from ._ema import ema_model as ema_model
+from ._ema import with_ema as with_ema
 from ._evaluate import evaluate as evaluate
 from ._evaluate import predict as predict
 from ._fit import FitResult as FitResult
 from ._fit import fit as fit
 from ._gradient import mean_grad as mean_grad
+from ._loss_scale import with_loss_scale as with_loss_scale
 from ._optimizer import multi_transform as multi_transform
+from ._precision import mixed_precision as mixed_precision
 from ._state import TrainState as TrainState
 from ._state import init_state as init_state
 from ._step import make_step as make_step

@@ -1,7 +1,7 @@
 """Training on arrays in memory."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,17 +15,14 @@ from ..data import epoch_permutation
 from ..metrics import Metrics
 from ._callback import Callback, require_callbacks
 from ._data import padded, require_count, require_data, size_of
+from ._ema import models_of
 from ._evaluate import evaluate, require_metrics
 from ._gradient import mean_grad
 from ._loop import Epoch, Recipe
+from ._optimizer import require_optimizer
 from ._progress import Progress
 from ._runner import EpochResult, Runner
-from ._state import (
-    TrainState,
-    init_state,
-    require_optimizer,
-    require_same_optimizer,
-)
+from ._state import TrainState, init_state, require_same_optimizer
 from ._step import Transform, transformed
 
 
@@ -33,8 +30,9 @@ class FitResult(NamedTuple):
     """What `fit` gives back: the last state, and how it came about.
 
     `history` maps names to NumPy arrays: "loss" and each metric, one value an epoch,
-    with "val_" before them for the validation data; "seconds", one an epoch, without
-    compilation and validation; "step_loss", one a step; "compile_seconds", one number.
+    with "val_" before them for the validation data, and "ema_val_" for those of the
+    averaged weights of `with_ema`; "seconds", one an epoch, without compilation and
+    validation; "step_loss", one a step; "compile_seconds", one number.
     """
 
     state: TrainState
@@ -139,7 +137,8 @@ def fit(
     n = size_of(data)
     batch_size = min(batch_size, n)
     first, done = divmod(int(state.step), -(-n // batch_size))
-    history = _History(["loss", *metrics], validated=validation is not None)
+    validated = models_of(state) if validation is not None else ()
+    history = _History(["loss", *metrics], validated)
     for callback in callbacks:
         callback.on_start(state, history.arrays())
     with Progress(epochs, n, first * n + done * batch_size, progress) as bar:
@@ -161,16 +160,16 @@ def fit(
                 _raise_cause(epoch, ran)
             history.add(ran, runner.compile_seconds)
             if validation is not None:
-                history.add_validation(
-                    evaluate(
-                        state.model,
+                for prefix, model in models_of(state).items():
+                    values = evaluate(
+                        model,
                         validation,
                         metrics={"loss": loss, **metrics},
                         batch_size=batch_size,
                         transform=transform,
                         key=state.key,
                     )
-                )
+                    history.add_validation(prefix, values)
             if callbacks:
                 arrays = history.arrays()
                 if any([callback.on_epoch(state, arrays) for callback in callbacks]):
@@ -207,9 +206,9 @@ def _raise_cause(epoch: Epoch, ran: EpochResult) -> None:
 class _History:
     """Values by name, an entry an epoch."""
 
-    def __init__(self, names: list[str], validated: bool) -> None:
+    def __init__(self, names: list[str], validated: Iterable[str]) -> None:
         self.finite = True
-        validation = [f"val_{name}" for name in names] if validated else []
+        validation = [f"{prefix}val_{name}" for prefix in validated for name in names]
         self._epochs: dict[str, list[Any]] = {
             name: [] for name in [*names, "seconds", *validation]
         }
@@ -222,8 +221,8 @@ class _History:
         self._compile_seconds = compile_seconds
         self._append(ran.values)
 
-    def add_validation(self, values: dict[str, Any]) -> None:
-        self._append({f"val_{name}": value for name, value in values.items()})
+    def add_validation(self, prefix: str, values: dict[str, Any]) -> None:
+        self._append({f"{prefix}val_{name}": value for name, value in values.items()})
 
     def _append(self, values: dict[str, Any]) -> None:
         for name, value in values.items():

@@ -19,8 +19,9 @@ from .._types import ArrayLike, Key, Loss, Model, Optimizer, Trainable
 from ..data import Batch
 from ..metrics import Metric, Metrics
 from ..per_example import example_keys
+from ._gradient import mean_of
 from ._state import TrainState
-from ._step import StepFunction, Transform, batch_metrics, make_step, mean_of
+from ._step import StepFunction, Transform, batch_metrics, make_step
 
 Data = tuple[PyTree[Shaped[Array, "examples ..."]], ...]
 
