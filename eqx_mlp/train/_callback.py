@@ -31,6 +31,22 @@ class Callback:
     def on_end(self, state: TrainState, history: Mapping[str, np.ndarray]) -> None:
         """After the last epoch."""
 
+    def save_state(self) -> Any:
+        """What a checkpoint keeps of this callback; None is nothing.
+
+        Arrays, numbers, strings, booleans and None, in lists and in dicts with string
+        keys. Of a model, save its arrays: a checkpoint holds no code. They may be the
+        callback's own arrays: they are copied before the next step.
+        """
+        return None
+
+    def load_state(self, saved: Any, state: TrainState) -> None:
+        """Take back what `save_state` gave, where a run goes on from a checkpoint.
+
+        Called after `on_start`, with the state the run goes on from, whose model has
+        the structure that saved arrays belong to. Tuples come back as lists.
+        """
+
 
 def require_callbacks(callbacks: Any) -> None:
     """Raise a ValueError unless `callbacks` is a sequence of `Callback`s."""
