@@ -12,8 +12,13 @@ from .per_example import explain as explain
 from .per_example import per_example_grad as per_example_grad
 from .per_example import per_example_grad_norm as per_example_grad_norm
 from .per_example import per_example_value_and_grad as per_example_value_and_grad
+from .train import Call as Call
 from .train import Callback as Callback
+from .train import CheckFinite as CheckFinite
+from .train import EarlyStopping as EarlyStopping
 from .train import FitResult as FitResult
+from .train import LearningRate as LearningRate
+from .train import NonFiniteError as NonFiniteError
 from .train import TrainState as TrainState
 from .train import evaluate as evaluate
 from .train import fit as fit

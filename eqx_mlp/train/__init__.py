@@ -1,5 +1,6 @@
 """Training: a state, a pure step, the compiled loop, metrics over data."""
 
+from ._call import Call as Call
 from ._callback import Callback as Callback
 from ._evaluate import evaluate as evaluate
 from ._evaluate import predict as predict
@@ -10,3 +11,7 @@ from ._optimizer import multi_transform as multi_transform
 from ._state import TrainState as TrainState
 from ._state import init_state as init_state
 from ._step import make_step as make_step
+from .callbacks import CheckFinite as CheckFinite
+from .callbacks import EarlyStopping as EarlyStopping
+from .callbacks import LearningRate as LearningRate
+from .callbacks import NonFiniteError as NonFiniteError

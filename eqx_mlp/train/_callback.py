@@ -1,15 +1,16 @@
-"""What runs between epochs, on the host."""
+"""What runs between compiled calls, on the host."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ._call import Call
 from ._state import TrainState
 
 
 class Callback:
-    """Called by `fit` at its start, after each epoch and at its end.
+    """Called by `fit` at its start, between compiled calls, after epochs, at its end.
 
     Override what is needed. `history` holds what `FitResult.history` will, so far. The
     state's arrays are only valid until the method returns, since the next steps reuse
@@ -23,13 +24,25 @@ class Callback:
     def on_start(self, state: TrainState, history: Mapping[str, np.ndarray]) -> None:
         """Before the first step."""
 
+    def on_call(self, state: TrainState, call: Call) -> None:
+        """After the steps of one compiled call, which takes about a second."""
+
+    def measure(self, state: TrainState) -> Mapping[str, Any]:
+        """Values after an epoch, to stand in the history and the logs by their names.
+
+        Each epoch must give the same names.
+        """
+        return {}
+
     def on_epoch(
         self, state: TrainState, history: Mapping[str, np.ndarray]
     ) -> bool | None:
         """After each epoch and its validation; True ends the run."""
 
-    def on_end(self, state: TrainState, history: Mapping[str, np.ndarray]) -> None:
-        """After the last epoch."""
+    def on_end(
+        self, state: TrainState, history: Mapping[str, np.ndarray]
+    ) -> TrainState | None:
+        """After the last epoch; a state to give back in place of this one, or None."""
 
     def save_state(self) -> Any:
         """What a checkpoint keeps of this callback; None is nothing.

@@ -1,7 +1,7 @@
 """Training on arrays in memory."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checked import checked
-from .._keys import require_key, with_key
+from .._keys import require_key
 from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..data import epoch_permutation
 from ..metrics import Metrics
+from ._call import Call
 from ._callback import Callback, require_callbacks
+from ._cause import raise_loss_cause
 from ._data import padded, require_count, require_data, size_of
 from ._evaluate import evaluate, require_metrics
 from ._gradient import mean_grad
@@ -22,11 +24,12 @@ from ._progress import Progress
 from ._runner import EpochResult, Runner
 from ._state import (
     TrainState,
+    copied,
     init_state,
     require_optimizer,
     require_same_optimizer,
 )
-from ._step import Transform, transformed
+from ._step import Transform
 
 
 class FitResult(NamedTuple):
@@ -143,7 +146,7 @@ def fit(
     for callback in callbacks:
         callback.on_start(state, history.arrays())
     with Progress(epochs, n, first * n + done * batch_size, progress) as bar:
-        runner = Runner(bar)
+        runner = Runner(bar, _each(callbacks) if callbacks else None)
         # The runs give up the state's buffers, and shuffling outlives them.
         key = state.key.copy()
 
@@ -171,12 +174,14 @@ def fit(
                         key=state.key,
                     )
                 )
+            history.add_measured([callback.measure(state) for callback in callbacks])
             if callbacks:
                 arrays = history.arrays()
                 if any([callback.on_epoch(state, arrays) for callback in callbacks]):
                     break
     for callback in callbacks:
-        callback.on_end(state, history.arrays())
+        given = callback.on_end(state, history.arrays())
+        state = state if given is None else given
     return FitResult(state, history.arrays())
 
 
@@ -189,19 +194,23 @@ def _initial(
     else:
         state = init_state(model_or_state, optimizer, key=key, trainable=trainable)
     # The steps reuse the state's buffers; the caller's arrays must stay valid.
-    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
+    return copied(state)
+
+
+def _each(callbacks: Sequence[Callback]) -> Callable[[TrainState, Call], None]:
+    def on_call(state: TrainState, call: Call) -> None:
+        for callback in callbacks:
+            callback.on_call(state, call)
+
+    return on_call
 
 
 def _raise_cause(epoch: Epoch, ran: EpochResult) -> None:
-    # In compiled code the loss could not check values, such as a label's range. Call it
-    # on each example of the first batch that went wrong, where its checks can raise.
+    # Of the first batch that went wrong.
     last = epoch.order.shape[0] // epoch.batch_size - 1
     wrong = int(np.flatnonzero(~np.isfinite(ran.step_loss))[0])
-    example = epoch.batch(last - len(ran.step_loss) + 1 + wrong).example
-    loss = transformed(epoch.recipe.loss, epoch.recipe.transform)
-    for i in range(epoch.batch_size):
-        row = jax.tree.map(lambda x, i=i: x[i], example)
-        with_key(loss, ran.state.model, *row, key=ran.state.key)
+    batch = epoch.batch(last - len(ran.step_loss) + 1 + wrong)
+    raise_loss_cause(epoch.recipe, ran.state.model, batch, ran.state.key)
 
 
 class _History:
@@ -210,9 +219,8 @@ class _History:
     def __init__(self, names: list[str], validated: bool) -> None:
         self.finite = True
         validation = [f"val_{name}" for name in names] if validated else []
-        self._epochs: dict[str, list[Any]] = {
-            name: [] for name in [*names, "seconds", *validation]
-        }
+        self._own = [*names, "seconds", *validation]
+        self._epochs: dict[str, list[Any]] = {name: [] for name in self._own}
         self._step_loss: list[np.ndarray] = []
         self._compile_seconds: float | None = None
 
@@ -225,9 +233,21 @@ class _History:
     def add_validation(self, values: dict[str, Any]) -> None:
         self._append({f"val_{name}": value for name, value in values.items()})
 
-    def _append(self, values: dict[str, Any]) -> None:
+    def add_measured(self, measured: Sequence[Mapping[str, Any]]) -> None:
+        names = [*self._own, "step_loss", "compile_seconds"]
+        for values in measured:
+            for name in values:
+                if name in names:
+                    raise ValueError(
+                        f"fit: the history has a {name!r} already, and a callback "
+                        "measures another: give each a name of its own"
+                    )
+            names += values
+            self._append(values)
+
+    def _append(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            self._epochs[name].append(value)
+            self._epochs.setdefault(name, []).append(value)
 
     def arrays(self) -> dict[str, np.ndarray]:
         empty = np.zeros(0, np.float32)
