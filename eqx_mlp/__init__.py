@@ -15,10 +15,14 @@ from .per_example import per_example_value_and_grad as per_example_value_and_gra
 from .train import Call as Call
 from .train import Callback as Callback
 from .train import CheckFinite as CheckFinite
+from .train import CSVLogger as CSVLogger
 from .train import EarlyStopping as EarlyStopping
 from .train import FitResult as FitResult
+from .train import JSONLogger as JSONLogger
 from .train import LearningRate as LearningRate
+from .train import Logger as Logger
 from .train import NonFiniteError as NonFiniteError
+from .train import TensorBoardLogger as TensorBoardLogger
 from .train import TrainState as TrainState
 from .train import evaluate as evaluate
 from .train import fit as fit

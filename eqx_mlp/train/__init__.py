@@ -15,3 +15,7 @@ from .callbacks import CheckFinite as CheckFinite
 from .callbacks import EarlyStopping as EarlyStopping
 from .callbacks import LearningRate as LearningRate
 from .callbacks import NonFiniteError as NonFiniteError
+from .loggers import CSVLogger as CSVLogger
+from .loggers import JSONLogger as JSONLogger
+from .loggers import Logger as Logger
+from .loggers import TensorBoardLogger as TensorBoardLogger

@@ -19,6 +19,7 @@ from ._cause import raise_loss_cause
 from ._data import padded, require_count, require_data, size_of
 from ._evaluate import evaluate, require_metrics
 from ._gradient import mean_grad
+from ._logging import Logging, loggers_of
 from ._loop import Epoch, Recipe
 from ._progress import Progress
 from ._runner import EpochResult, Runner
@@ -58,6 +59,8 @@ def _require(
     validation: Any = None,
     metrics: Any = None,
     callbacks: Any = (),
+    logger: Any = None,
+    log_every: Any = 50,
     **counts: Any,
 ) -> None:
     require_data("fit", "data", data)
@@ -68,6 +71,8 @@ def _require(
     require_metrics("fit", metrics or {})
     require_optimizer("fit", optimizer)
     require_callbacks(callbacks)
+    loggers_of(logger)
+    require_count("fit", log_every=log_every)
     if not isinstance(model_or_state, TrainState):
         require_key("fit", key)
     elif key is not None:
@@ -93,6 +98,8 @@ def fit(
     gradient: Callable[..., Any] = mean_grad,
     trainable: Trainable = None,
     callbacks: Sequence[Callback] = (),
+    logger: Any = None,
+    log_every: int = 50,
     progress: bool = True,
 ) -> FitResult:
     """Train on arrays in memory.
@@ -115,7 +122,12 @@ def fit(
         metrics: name to function of one example, beside the loss.
         gradient: as in `make_step`.
         trainable: which leaves are trained, as in `init_state`.
-        callbacks: what runs between epochs, and may end the run.
+        callbacks: what runs between compiled calls, and may end the run.
+        logger: where numbers are written as the run goes: a path, for JSON lines (or a
+            table, if it ends in .csv), a `Logger`, any object with `log(step, values)`,
+            or a list of these.
+        log_every: log the loss of each step whose number this divides; an epoch's
+            numbers are always logged.
         progress: whether to show a bar when standard error is a terminal.
 
     Returns:
@@ -143,6 +155,9 @@ def fit(
     batch_size = min(batch_size, n)
     first, done = divmod(int(state.step), -(-n // batch_size))
     history = _History(["loss", *metrics], validated=validation is not None)
+    if logger is not None:
+        # First, so that what another callback raises does not keep a row from the log.
+        callbacks = [Logging(loggers_of(logger), log_every), *callbacks]
     for callback in callbacks:
         callback.on_start(state, history.arrays())
     with Progress(epochs, n, first * n + done * batch_size, progress) as bar:
