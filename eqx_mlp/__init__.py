@@ -22,6 +22,7 @@ from .train import JSONLogger as JSONLogger
 from .train import LearningRate as LearningRate
 from .train import Logger as Logger
 from .train import NonFiniteError as NonFiniteError
+from .train import RetraceWarning as RetraceWarning
 from .train import TensorBoardLogger as TensorBoardLogger
 from .train import TrainState as TrainState
 from .train import evaluate as evaluate
@@ -31,5 +32,6 @@ from .train import make_step as make_step
 from .train import mean_grad as mean_grad
 from .train import multi_transform as multi_transform
 from .train import predict as predict
+from .train import retrace_guard as retrace_guard
 
 __version__ = "0.1.0"

@@ -8,6 +8,8 @@ from ._fit import FitResult as FitResult
 from ._fit import fit as fit
 from ._gradient import mean_grad as mean_grad
 from ._optimizer import multi_transform as multi_transform
+from ._retrace import RetraceWarning as RetraceWarning
+from ._retrace import retrace_guard as retrace_guard
 from ._state import TrainState as TrainState
 from ._state import init_state as init_state
 from ._step import make_step as make_step

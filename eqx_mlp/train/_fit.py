@@ -22,6 +22,7 @@ from ._gradient import mean_grad
 from ._logging import Logging, loggers_of
 from ._loop import Epoch, Recipe
 from ._progress import Progress
+from ._retrace import RetraceGuard
 from ._runner import EpochResult, Runner
 from ._state import (
     TrainState,
@@ -149,7 +150,8 @@ def fit(
     """
     data, validation = jax.tree.map(jnp.asarray, (data, validation))
     metrics = dict(metrics or {})
-    recipe = Recipe(loss, optimizer, gradient, trainable, transform, metrics)
+    guard = RetraceGuard("the step of fit")
+    recipe = Recipe(loss, optimizer, gradient, trainable, transform, metrics, guard)
     state = _initial(model_or_state, optimizer, key, trainable)
     n = size_of(data)
     batch_size = min(batch_size, n)

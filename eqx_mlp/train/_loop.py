@@ -19,6 +19,7 @@ from .._types import ArrayLike, Key, Loss, Model, Optimizer, Trainable
 from ..data import Batch
 from ..metrics import Metric, Metrics
 from ..per_example import example_keys
+from ._retrace import RetraceGuard
 from ._state import TrainState
 from ._step import StepFunction, Transform, batch_metrics, make_step, mean_of
 
@@ -50,6 +51,7 @@ class Recipe(NamedTuple):
     trainable: Trainable
     transform: Transform | None
     metrics: Metrics
+    guard: RetraceGuard
 
     def step(self) -> StepFunction:
         """The step function."""
@@ -143,6 +145,7 @@ class EpochLoop:
 @functools.partial(jax.jit, static_argnums=0)
 def _step(static: Any, fixed: list, arrays: list, i: Any) -> tuple[list, dict]:
     epoch, state = _unflatten(fixed, static[0]), _unflatten(arrays, static[1])
+    epoch.recipe.guard.traced(state=state, data=epoch.data)
     state, metrics = epoch.recipe.step()(state, epoch.batch(i))
     return _flatten(state)[0], metrics
 
