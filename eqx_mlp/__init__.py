@@ -13,14 +13,17 @@ from .per_example import per_example_grad as per_example_grad
 from .per_example import per_example_grad_norm as per_example_grad_norm
 from .per_example import per_example_value_and_grad as per_example_value_and_grad
 from .train import Callback as Callback
+from .train import Checkpoints as Checkpoints
 from .train import FitResult as FitResult
 from .train import TrainState as TrainState
 from .train import evaluate as evaluate
 from .train import fit as fit
 from .train import init_state as init_state
+from .train import load as load
 from .train import make_step as make_step
 from .train import mean_grad as mean_grad
 from .train import multi_transform as multi_transform
 from .train import predict as predict
+from .train import save as save
 
 __version__ = "0.1.0"

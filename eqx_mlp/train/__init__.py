@@ -1,6 +1,9 @@
 """Training: a state, a pure step, the compiled loop, metrics over data."""
 
 from ._callback import Callback as Callback
+from ._checkpoint import Checkpoints as Checkpoints
+from ._checkpoint import load as load
+from ._checkpoint import save as save
 from ._evaluate import evaluate as evaluate
 from ._evaluate import predict as predict
 from ._fit import FitResult as FitResult
