@@ -1,10 +1,9 @@
 """Checkpoints: what to keep and where, writing one by hand, and loading one."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
+import equinox as eqx
 
 from .._checked import checked
 from .._types import Model
@@ -16,44 +15,66 @@ from ._lock import locked
 from ._state import TrainState
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoints:
+def _require_options(
+    self: Any,
+    folder: Any,
+    *,
+    every: Any = None,
+    keep: Any = 1,
+    mode: Any = "min",
+    **_: Any,
+) -> None:
+    _require_folder(folder)
+    require_count("Checkpoints", keep=keep)
+    if every is not None:
+        require_count("Checkpoints", every=every)
+    if mode not in ("min", "max"):
+        raise ValueError(f"Checkpoints: mode must be 'min' or 'max', got {mode!r}")
+
+
+class Checkpoints(eqx.Module):
     """Where `fit` keeps its run, so that the same call goes on where it stopped.
 
-    Args:
-        folder: of one run; made where it is missing.
-        every: updates between two checkpoints; None is one after each epoch. The last
-            state of a run, or of one that is interrupted, is always written.
-        keep: how many of the latest stay.
-        best: a name in the history, such as "val_loss"; the checkpoint of the best
-            epoch is written and stays too.
-        mode: whether the best value is the smallest ("min") or the largest ("max").
-
-    Raises:
-        ValueError: counts below 1, another mode.
-
     >>> from eqx_mlp import Checkpoints
-    >>> Checkpoints("runs/a", keep=2, best="val_accuracy", mode="max").every is None
-    True
+    >>> Checkpoints("runs/a", best="val_accuracy", mode="max").keep
+    2
     """
 
-    folder: str | Path
-    every: int | None = None
-    keep: int = 2
-    best: str | None = None
-    mode: Literal["min", "max"] = "min"
+    folder: Path = eqx.field(static=True)
+    every: int | None = eqx.field(static=True)
+    keep: int = eqx.field(static=True)
+    best: str | None = eqx.field(static=True)
+    mode: Literal["min", "max"] = eqx.field(static=True)
 
-    def __post_init__(self) -> None:
-        """Check the values."""
-        if not isinstance(self.folder, str | Path):
-            raise ValueError(f"Checkpoints: folder must be a path, got {self.folder!r}")
-        require_count("Checkpoints", keep=self.keep, every=self.every or 1)
-        if self.every == 0:
-            require_count("Checkpoints", every=self.every)
-        if self.mode not in ("min", "max"):
-            raise ValueError(
-                f"Checkpoints: mode must be 'min' or 'max', got {self.mode!r}"
-            )
+    @checked(_require_options)
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        every: int | None = None,
+        keep: int = 2,
+        best: str | None = None,
+        mode: Literal["min", "max"] = "min",
+    ):
+        """Choose what stays.
+
+        Args:
+            folder: of one run; made where it is missing.
+            every: updates between two checkpoints; None is one after each epoch. The
+                last state of a run, or of one that is interrupted, is always written.
+            keep: how many of the latest stay.
+            best: a name in the history, such as "val_loss"; the checkpoint of the best
+                epoch is written and stays too.
+            mode: whether the best value is the smallest ("min") or the largest ("max").
+
+        Raises:
+            ValueError: counts below 1, another mode.
+        """
+        self.folder = Path(folder)
+        self.every = every
+        self.keep = keep
+        self.best = best
+        self.mode = mode
 
 
 def require_checkpoints(checkpoint: Any) -> None:
@@ -68,10 +89,14 @@ def require_checkpoints(checkpoint: Any) -> None:
     _store.require_orbax()
 
 
-def _require(folder: Any, *_: Any, which: Any = "last", **__: Any) -> None:
+def _require_folder(folder: Any) -> None:
     if not isinstance(folder, str | Path):
         raise ValueError(f"folder must be a path, got {folder!r}")
-    number = isinstance(which, int | np.integer) and not isinstance(which, bool)
+
+
+def _require(folder: Any, *_: Any, which: Any = "last", **__: Any) -> None:
+    _require_folder(folder)
+    number = isinstance(which, int) and not isinstance(which, bool)
     if not number and which not in ("last", "best"):
         raise ValueError(
             f"load: which must be 'last', 'best' or the step of one, got {which!r}"

@@ -6,7 +6,6 @@ import signal
 import types
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -57,7 +56,7 @@ class Saver:
 
     def __enter__(self) -> "Saver":
         if self._options is not None:
-            self._folder = Path(self._options.folder)
+            self._folder = self._options.folder
             with contextlib.ExitStack() as stack:
                 stack.enter_context(locked(self._folder))
                 _store.clean(self._folder)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
 from eqx_mlp import (
     MLP,
     Callback,

@@ -1,7 +1,6 @@
-"""A run that stops anywhere goes on bit for bit; what is damaged or strange is refused."""
+"""A run that stops anywhere goes on bit for bit."""
 
 import importlib.util
-import json
 import os
 import pathlib
 import random
@@ -16,11 +15,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from eqx_mlp import MLP, Callback, Checkpoints, ResidualMLP, fit, init_state, load, save
-from eqx_mlp.train import _lock, _loop, _runner, _signals, _store
+from eqx_mlp import MLP, Callback, Checkpoints, fit, init_state, load, save
+from eqx_mlp.train import _loop, _runner, _signals, _store
 
 SCRIPT = pathlib.Path(__file__).parent / "checkpointed.py"
 spec = importlib.util.spec_from_file_location("checkpointed", SCRIPT)
@@ -187,10 +185,12 @@ class TestStopping:
         require_same_run(small.run(Checkpoints(tmp_path)), whole[0])
 
     def test_a_second_signal_acts_at_once(self):
-        with pytest.raises(KeyboardInterrupt), _signals.StopSignals() as signals:
+        with _signals.StopSignals() as signals:
             signal.raise_signal(signal.SIGINT)
             assert signals.received == signal.SIGINT
-            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            signals.received = None
 
     def test_a_signal_that_comes_too_late_is_not_lost(self):
         with pytest.raises(KeyboardInterrupt), _signals.StopSignals():
@@ -244,46 +244,3 @@ def test_killed_at_random_moments_a_run_ends_as_if_it_never_was(whole, tmp_path)
 
 def latest(folder):
     return max(_store.checkpoints_in(folder), default=0)
-
-
-class TestTheFolder:
-    def test_the_latest_and_the_best_stay(self, tmp_path):
-        values = iter([3.0, 1.0, 2.0, 4.0, float("nan")])
-
-        def run(**options):
-            folder = tmp_path / str(len(list(tmp_path.iterdir())))
-
-            # The metric of each epoch is what the callback put into the history.
-            class Put(Callback):
-                def on_epoch(self, state, history):
-                    pass
-
-            return folder, small.run(Checkpoints(folder, **options), epochs=5)
-
-        folder, result = run(keep=2, best="val_loss")
-        best = (int(np.argmin(result.history["val_loss"])) + 1) * STEPS
-        assert set(_store.checkpoints_in(folder)) == {best, 4 * STEPS, 5 * STEPS}
-
-    def test_a_second_writer_is_told_so(self, tmp_path):
-        with _lock.locked(tmp_path):
-            for write in (
-                lambda: small.run(Checkpoints(tmp_path)),
-                lambda: save(tmp_path, model_of()),
-            ):
-                with pytest.raises(RuntimeError, match=f"process {os.getpid()} on"):
-                    write()
-        assert not _store.checkpoints_in(tmp_path)
-        save(tmp_path, model_of())
-
-    def test_a_failed_write_is_raised(self, tmp_path, monkeypatch):
-        def full(*_):
-            raise OSError("no space left")
-
-        monkeypatch.setattr(_store, "write", full)
-        with pytest.raises(OSError, match="no space left"):
-            small.run(Checkpoints(tmp_path))
-
-    def test_nothing_is_overwritten(self, tmp_path):
-        save(tmp_path, model_of())
-        with pytest.raises(ValueError, match="already holds a checkpoint of step 0"):
-            save(tmp_path, model_of())
