@@ -25,7 +25,13 @@ FOUND = [v for v in ("3.11", "3.12", "3.13", "3.14") if v == CURRENT or is_there
 # The oldest versions that pyproject.toml allows, together; and whatever is newest.
 JAX = {
     "newest": [],
-    "oldest": ["jax==0.7.2", "jaxlib==0.7.2", "equinox==0.13.2", "optax==0.2.6"],
+    "oldest": [
+        "jax==0.7.2",
+        "jaxlib==0.7.2",
+        "equinox==0.13.2",
+        "optax==0.2.6",
+        "orbax-checkpoint==0.11.20",
+    ],
 }
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 

@@ -15,6 +15,7 @@ from .per_example import per_example_value_and_grad as per_example_value_and_gra
 from .train import Call as Call
 from .train import Callback as Callback
 from .train import CheckFinite as CheckFinite
+from .train import Checkpoints as Checkpoints
 from .train import CSVLogger as CSVLogger
 from .train import EarlyStopping as EarlyStopping
 from .train import FitResult as FitResult
@@ -28,10 +29,12 @@ from .train import TrainState as TrainState
 from .train import evaluate as evaluate
 from .train import fit as fit
 from .train import init_state as init_state
+from .train import load as load
 from .train import make_step as make_step
 from .train import mean_grad as mean_grad
 from .train import multi_transform as multi_transform
 from .train import predict as predict
 from .train import retrace_guard as retrace_guard
+from .train import save as save
 
 __version__ = "0.1.0"

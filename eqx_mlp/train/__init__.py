@@ -2,6 +2,9 @@
 
 from ._call import Call as Call
 from ._callback import Callback as Callback
+from ._checkpoint import Checkpoints as Checkpoints
+from ._checkpoint import load as load
+from ._checkpoint import save as save
 from ._evaluate import evaluate as evaluate
 from ._evaluate import predict as predict
 from ._fit import FitResult as FitResult

@@ -57,7 +57,8 @@ class Callback:
         """Take back what `save_state` gave, where a run goes on from a checkpoint.
 
         Called after `on_start`, with the state the run goes on from, whose model has
-        the structure that saved arrays belong to. Tuples come back as lists.
+        the structure that saved arrays belong to. Arrays come back as NumPy arrays, but
+        for typed keys, and tuples as lists.
         """
 
 

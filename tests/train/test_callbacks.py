@@ -12,12 +12,15 @@ import pytest
 from eqx_mlp import (
     Callback,
     CheckFinite,
+    Checkpoints,
     EarlyStopping,
     LearningRate,
     NonFiniteError,
     fit,
     multi_transform,
 )
+
+ADAM = optax.adam(0.1)
 
 
 def climb(w, x):
@@ -181,6 +184,50 @@ class TestEarlyStopping:
     def test_options_out_of_range_are_refused(self, options, match):
         with pytest.raises(ValueError, match=match):
             EarlyStopping(**options)
+
+    @pytest.mark.parametrize("dies_after", [2, 6, 8])
+    def test_a_run_that_died_and_goes_on_stops_where_it_would_have(
+        self, dies_after, tmp_path
+    ):
+        class Score(Callback):
+            """By the number of the epoch, as a run that goes on needs it."""
+
+            def measure(self, state):
+                values = [5.0, 1.0, 4.0, 4.0, 4.0]
+                return {"score": values[int(state.step) // 3 - 1]}
+
+        class Die(Callback):
+            def on_call(self, state, call):
+                if call.step + len(call.step_loss) >= dies_after:
+                    raise KeyboardInterrupt
+
+        def go(folder, *more):
+            callbacks = [Score(), EarlyStopping("score", patience=2), *more]
+            return run(
+                callbacks,
+                optimizer=ADAM,
+                checkpoint=Checkpoints(folder / "kept", every=2),
+                logger=folder / "log.jsonl",
+                log_every=1,
+            )
+
+        def rows(folder):
+            lines = (folder / "log.jsonl").read_text().splitlines()
+            return [json.loads(line) | {"seconds": 0} for line in lines]
+
+        state, history = go(tmp_path / "whole")
+        assert history["score"].tolist() == [5.0, 1.0, 4.0, 4.0]
+        assert state.step == 6
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path / "died", Die())
+        for _ in range(2):  # the second call finds a run that has ended
+            again = go(tmp_path / "died")
+            assert eqx.tree_equal(again.state, state)
+            assert again.history["score"].tolist() == history["score"].tolist()
+            assert rows(tmp_path / "died") == rows(tmp_path / "whole")
+        assert [row["step"] for row in rows(tmp_path / "died")] == [
+            *[1, 2, 3, 3, 4, 5, 6, 6, 7, 8, 9, 9, 10, 11, 12, 12]
+        ]
 
 
 class TestLearningRate:
@@ -366,6 +413,18 @@ class TestTheProtocol:
 
         out = run([Add(lambda w: w + 1), Callback(), Add(lambda w: 10 * w)], epochs=1)
         assert out.model["at"] == 40
+
+    def test_an_epoch_in_which_a_name_was_not_measured_has_nan(self, tmp_path):
+        class Vector(Callback):
+            def measure(self, state):
+                return {"vector": np.ones(2)}
+
+        kept = {"checkpoint": Checkpoints(tmp_path)}
+        run([Replay([1.0, 2.0])], epochs=2, **kept)
+        _, history = run([Vector()], epochs=3, **kept)
+        assert np.array_equal(history["score"], [1.0, 2.0, NAN], equal_nan=True)
+        wanted = [[NAN, NAN], [NAN, NAN], [1.0, 1.0]]
+        assert np.array_equal(history["vector"], wanted, equal_nan=True)
 
     @pytest.mark.parametrize("name", ["loss", "seconds", "step_loss", "score"])
     def test_a_measured_name_that_is_taken_is_refused(self, name):

@@ -24,7 +24,7 @@ from eqx_mlp import (
 from eqx_mlp.train._loop import Epoch, Recipe
 from eqx_mlp.train._progress import Progress
 from eqx_mlp.train._retrace import RetraceGuard
-from eqx_mlp.train._runner import Runner
+from eqx_mlp.train._runner import Runner, UnderWay
 
 ONES = jnp.ones((2, 3))
 
@@ -248,11 +248,12 @@ def test_a_second_compilation_within_a_run_names_the_leaf(
 
     def run_epochs(*epochs):
         with Progress(1, 1, 0, on=False) as bar:
-            runner = Runner(bar)
+            runner = Runner(bar, (), lambda *_: None)
             for epoch, state in epochs:
                 # One guard a run, as in `fit`.
                 recipe = epoch.recipe._replace(guard=epochs[0][0].recipe.guard)
-                runner.run(epoch._replace(recipe=recipe), 0, state, 0, lambda: None)
+                epoch = epoch._replace(recipe=recipe)
+                runner.run(epoch, 0, state, UnderWay(), lambda: None)
 
     first = epoch_of(loss, model_of())
     with jax.numpy_dtype_promotion("standard"):
