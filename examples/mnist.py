@@ -2,6 +2,7 @@
 
 python examples/mnist.py
 python examples/mnist.py --epochs 3 --widths 512 512 --dropout 0.2 --plot mnist.png
+python examples/mnist.py --epochs 30 --checkpoint-dir runs/a    # again to go on
 """
 
 import time
@@ -19,7 +20,7 @@ import numpy as np
 import optax
 
 import eqx_mlp
-from eqx_mlp import MLP, Callback, data, losses, metrics, nn
+from eqx_mlp import MLP, Callback, Checkpoints, data, losses, metrics, nn
 
 IMPORTED = time.perf_counter()
 
@@ -49,6 +50,18 @@ def parse(arguments=None):
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw curves and mistakes"
     )
+    parser.add_argument(
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the run there; the same command goes on where it was stopped",
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        type=int,
+        metavar="N",
+        help="updates between checkpoints; default: one after each epoch",
+    )
     return parser.parse_args(arguments)
 
 
@@ -62,6 +75,9 @@ def optimizer_of(args, steps):
 
 class PrintEpochs(Callback):
     """A line an epoch."""
+
+    def on_start(self, state, history):
+        self.resumed = int(state.step) > 0
 
     def on_epoch(self, state, history):
         last = {name: values[-1] for name, values in history.items() if values.ndim}
@@ -85,6 +101,11 @@ def main(arguments=None):
     model = MLP(784, 10, args.widths, dropout_rate=args.dropout, key=model_key)
     print(f"\n{nn.summary(model)}\n", flush=True)
 
+    # The library says on its logger whether it goes on, and where.
+    checkpoint = args.checkpoint_dir and Checkpoints(
+        args.checkpoint_dir, every=args.checkpoint_every, best="val_loss"
+    )
+    lines = PrintEpochs()
     steps = args.epochs * -(-len(split.train[0]) // args.batch_size)
     state, history = eqx_mlp.fit(
         model,
@@ -97,18 +118,21 @@ def main(arguments=None):
         transform=data.image_to_vector,
         validation=split.test,
         metrics={"accuracy": metrics.accuracy},
-        callbacks=[PrintEpochs()],
+        callbacks=[lines],
+        checkpoint=checkpoint,
     )
     fitted = time.perf_counter()
 
     print(f"\ntest accuracy: {history['val_accuracy'][-1]:.2%}")
     compiled, trained = history["compile_seconds"], history["seconds"].sum()
-    rest = fitted - loaded - compiled - trained
+    rest = f"evaluate and the rest {fitted - loaded - compiled - trained:.1f} s"
+    if lines.resumed:  # the history has what an earlier process spent, our clock not
+        rest = "part of it before this start"
     print(
         f"time: import {IMPORTED - STARTED:.1f} s, data {loaded - IMPORTED:.1f} s, "
         f"compile {compiled:.1f} s, train {trained:.1f} s "
         f"({args.epochs * len(split.train[0]) / trained:,.0f} images/s), "
-        f"evaluate and the rest {rest:.1f} s"
+        f"{rest}"
     )
     if args.plot:
         plot(args.plot, state.model, history, split.test)
