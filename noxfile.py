@@ -1,6 +1,7 @@
 """Bare `nox` runs what CI runs: lint, typecheck, tests and the examples in short form.
 
-`nox -l` lists everything. The long sessions (`bench`, `peers`) are run by name.
+`nox -l` lists everything. The long sessions (`bench`, `kills`, `peers`) are run by
+name.
 """
 
 import subprocess
@@ -33,6 +34,7 @@ JAX = {
         "orbax-checkpoint==0.11.20",
     ],
 }
+BENCHMARKS = ["fit_epoch", "fit_cost", "accuracy", "clipped", "checkpoint"]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 nox.options.sessions = ["lint", "typecheck", f"tests-{CURRENT}(newest)", "examples"]
@@ -90,8 +92,15 @@ def docs(session):
 def bench(session):
     """The numbers of docs/benchmarks.md, as ratios inside one run."""
     session.install("-e", ".[examples]")
-    for name in session.posargs or ["fit_epoch", "fit_cost", "accuracy", "clipped"]:
+    for name in session.posargs or BENCHMARKS:
         session.run("python", f"tests/benchmarks/{name}.py")
+
+
+@nox.session(python=CURRENT)
+def kills(session):
+    """A run on MNIST, killed fifty times, ends bit for bit as one left alone."""
+    session.install("-e", ".[checkpoint]")
+    session.run("python", "tests/train/kills.py", *session.posargs)
 
 
 @nox.session(python=CURRENT)

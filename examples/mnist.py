@@ -3,6 +3,7 @@
 python examples/mnist.py
 python examples/mnist.py --epochs 100 --early-stopping 5 --log mnist.jsonl
 python examples/mnist.py --epochs 3 --widths 512 512 --dropout 0.2 --plot mnist.png
+python examples/mnist.py --epochs 30 --checkpoint-dir runs/a    # again to go on
 """
 
 import time
@@ -20,7 +21,7 @@ import numpy as np
 import optax
 
 import eqx_mlp
-from eqx_mlp import MLP, Callback, EarlyStopping, data, losses, metrics, nn
+from eqx_mlp import MLP, Callback, Checkpoints, EarlyStopping, data, losses, metrics, nn
 
 IMPORTED = time.perf_counter()
 
@@ -60,6 +61,18 @@ def parse(arguments=None):
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw curves and mistakes"
     )
+    parser.add_argument(
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the run there; the same command goes on where it was stopped",
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        type=int,
+        metavar="N",
+        help="updates between checkpoints; default: one after each epoch",
+    )
     return parser.parse_args(arguments)
 
 
@@ -76,6 +89,9 @@ class PrintEpochs(Callback):
 
     def __init__(self, watched):
         self.watched = watched
+
+    def on_start(self, state, history):
+        self.resumed = int(state.step) > 0
 
     def on_epoch(self, state, history):
         last = {name: values[-1] for name, values in history.items() if values.ndim}
@@ -100,17 +116,19 @@ def main(arguments=None):
     print(f"\n{nn.summary(model)}\n", flush=True)
 
     train, watched = split
-    callbacks: list[Callback] = [PrintEpochs("test")]
+    lines = PrintEpochs("test")
+    callbacks: list[Callback] = [lines]
     if args.early_stopping:
         # What chooses the epoch must not be what the network is judged by.
         train = tuple(array[:50_000] for array in split.train)
         watched = tuple(array[50_000:] for array in split.train)
+        lines.watched = "held-out"
         patience = args.early_stopping
-        callbacks = [
-            PrintEpochs("held-out"),
-            EarlyStopping("val_accuracy", mode="max", patience=patience),
-        ]
-
+        callbacks.append(EarlyStopping("val_accuracy", mode="max", patience=patience))
+    # The library says on its logger whether it goes on, and where.
+    checkpoint = args.checkpoint_dir and Checkpoints(
+        args.checkpoint_dir, every=args.checkpoint_every, best="val_loss"
+    )
     steps = args.epochs * -(-len(train[0]) // args.batch_size)
     state, history = eqx_mlp.fit(
         model,
@@ -124,6 +142,7 @@ def main(arguments=None):
         validation=watched,
         metrics={"accuracy": metrics.accuracy},
         callbacks=callbacks,
+        checkpoint=checkpoint,
         logger=args.log,
     )
     fitted = time.perf_counter()
@@ -136,12 +155,14 @@ def main(arguments=None):
     )
     print(f"\ntest accuracy: {measured['accuracy']:.2%}")
     compiled, trained = history["compile_seconds"], history["seconds"].sum()
-    rest = fitted - loaded - compiled - trained
+    rest = f"evaluate and the rest {fitted - loaded - compiled - trained:.1f} s"
+    if lines.resumed:  # the history has what an earlier process spent, our clock not
+        rest = "part of it before this start"
     print(
         f"time: import {IMPORTED - STARTED:.1f} s, data {loaded - IMPORTED:.1f} s, "
         f"compile {compiled:.1f} s, train {trained:.1f} s "
         f"({len(history['loss']) * len(train[0]) / trained:,.0f} images/s), "
-        f"evaluate and the rest {rest:.1f} s"
+        f"{rest}"
     )
     if args.plot:
         plot(args.plot, state.model, history, split.test)

@@ -24,6 +24,8 @@ from ._runner import UnderWay
 from ._signals import StopSignals
 from ._state import TrainState
 
+logger = logging.getLogger("eqx_mlp")
+
 
 class Saver:
     """Holds the folder while the run lasts; without `Checkpoints` it does nothing.
@@ -96,6 +98,11 @@ class Saver:
         self._loaded_callbacks = run["callbacks"]
         self._scores = scores_of(found)
         self.ended = run["ended"]
+        logger.info(
+            "going on after %d updates, from %s",
+            checkpoint.manifest["step"],
+            checkpoint.path,
+        )
         return loaded, _under_way(run["under_way"])
 
     def _require_same_run(self, manifest: dict[str, Any], state: TrainState) -> None:
@@ -214,7 +221,7 @@ class Saver:
         if number is None:
             return
         self._wait()
-        logging.getLogger("eqx_mlp").warning(
+        logger.warning(
             "stopped by %s after %d updates, which are in %s: the same call goes on",
             signal.Signals(number).name,
             step,
