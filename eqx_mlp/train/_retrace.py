@@ -170,11 +170,7 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, eqx.Module):
         for field in dataclasses.fields(tree):
             inner = getattr(tree, field.name, None)
-            name = f"{path}.{field.name}"
-            if field.metadata.get("static", False):
-                yield name, inner
-            else:
-                yield from _leaves(inner, name)
+            yield from _leaves(inner, f"{path}.{field.name}")
         return
     is_module = lambda x: isinstance(x, eqx.Module)
     for keys, inner in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_module)[0]:

@@ -254,8 +254,9 @@ def test_the_checksum_of_event_files_is_that_of_rfc_3720():
     assert _crc32c(b"\xff" * 32) == 0x62A8AB43
 
 
-def test_event_files_are_read_by_tensorboardx_own_messages(tmp_path):
+def test_event_files_are_those_of_tensorboardx(tmp_path):
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    masked_crc32c = pytest.importorskip("tensorboardX.record_writer").masked_crc32c
     log = TensorBoardLogger(tmp_path)
     log.start(300)
     log.log(301, {"a/b": -0.5, "ü": 2.0**-140, "nan": math.nan})
@@ -264,6 +265,9 @@ def test_event_files_are_read_by_tensorboardx_own_messages(tmp_path):
     while data:
         (length,) = struct.unpack("<Q", data[:8])
         events.append(event_pb2.Event.FromString(data[12 : 12 + length]))
+        head, body = struct.unpack("<I", data[8:12]), data[12 + length : 16 + length]
+        assert head == (masked_crc32c(data[:8]),)
+        assert struct.unpack("<I", body) == (masked_crc32c(data[12 : 12 + length]),)
         data = data[16 + length :]
     version, start, row = events
     assert version.file_version == "brain.Event:2"
