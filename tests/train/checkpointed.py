@@ -51,7 +51,11 @@ class Average(Callback):
         self.average, (self.epochs,) = saved["average"], saved["counts"]
 
 
-def run(checkpoint=None, **changed):
+def model_of():
+    return MLP(6, 3, (5,), dropout_rate=0.5, key=jax.random.key(3))
+
+
+def run(checkpoint=None, model=None, **changed):
     options = {
         "loss": losses.cross_entropy,
         "optimizer": ADAM,
@@ -62,7 +66,7 @@ def run(checkpoint=None, **changed):
         "metrics": METRICS,
         "progress": False,
     } | changed
-    model = MLP(6, 3, (5,), dropout_rate=0.5, key=jax.random.key(3))
+    model = model_of() if model is None else model
     return fit(model, (X, Y), checkpoint=checkpoint, **options)
 
 
@@ -99,11 +103,13 @@ def odd_state():
 ODD_OPTIMIZER = optax.MultiSteps(optax.adam(1e-2), every_k_schedule=2)
 
 
+odd_step = eqx.filter_jit(make_step(losses.cross_entropy, ODD_OPTIMIZER))
+
+
 def odd_steps(state, n=3):
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        step = eqx.filter_jit(make_step(losses.cross_entropy, ODD_OPTIMIZER))
         for _ in range(n):
-            state, _ = step(state, (jnp.asarray(X[:8]), jnp.asarray(Y[:8])))
+            state, _ = odd_step(state, (jnp.asarray(X[:8]), jnp.asarray(Y[:8])))
     return state
 
 

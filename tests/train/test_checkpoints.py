@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqx_mlp import MLP, Callback, Checkpoints, fit, init_state, load, save
+from eqx_mlp import Callback, Checkpoints, init_state, load, save
 from eqx_mlp.train import _loop, _runner, _signals, _store
 
 SCRIPT = pathlib.Path(__file__).parent / "checkpointed.py"
@@ -128,32 +128,19 @@ class TestExactResume:
     def test_a_state_from_the_middle_of_an_epoch_begins_a_run_that_resumes(
         self, saved, tmp_path
     ):
-        like = init_state(model_of(), small.ADAM, key=jax.random.key(5))
+        like = init_state(small.model_of(), small.ADAM, key=jax.random.key(5))
         state = load(saved, which=2, like=like)
 
-        def run(folder, epochs):
-            return fit(
-                state,
-                (small.X, small.Y),
-                loss=small.losses.cross_entropy,
-                optimizer=small.ADAM,
-                epochs=epochs,
-                batch_size=4,
-                checkpoint=Checkpoints(folder, every=1, keep=99),
-                progress=False,
-            )
+        def run(folder):
+            checkpoints = Checkpoints(folder, every=1, keep=99)
+            return small.run(checkpoints, state, key=None, epochs=2)
 
-        wanted = run(tmp_path / "whole", 2)
+        wanted = run(tmp_path / "whole")
         (tmp_path / "part").mkdir()
         shutil.copytree(tmp_path / "whole" / f"{4:012d}", tmp_path / "part" / "4")
-        got = run(tmp_path / "part", 2)
+        got = run(tmp_path / "part")
         assert got.history["step_loss"].shape == (2 * STEPS - 2,)
         require_same_run(got, wanted)
-
-
-def model_of(**changed):
-    options = {"in_size": 6, "out_size": 3, "hidden_sizes": (5,), "dropout_rate": 0.5}
-    return MLP(**options | changed, key=jax.random.key(3))
 
 
 class TestStopping:
