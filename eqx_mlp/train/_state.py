@@ -74,6 +74,11 @@ def init_state(
     return TrainState(model, opt_state, jnp.zeros((), jnp.int32), key)
 
 
+def copied(state: TrainState) -> TrainState:
+    """`state` in buffers of its own, which the next steps do not reuse."""
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
+
+
 @contextlib.contextmanager
 def optax_promotion() -> Iterator[None]:
     """JAX's default promotion, which Optax needs, whatever mode the user has set."""
