@@ -164,7 +164,7 @@ class EpochLoop:
 @functools.partial(jax.jit, static_argnums=0)
 def _step(static: Any, fixed: list, arrays: list, i: Any) -> tuple[list, dict]:
     epoch, state = _unflatten(fixed, static[0]), _unflatten(arrays, static[1])
-    epoch.recipe.guard.traced(state=state, data=epoch.data)
+    epoch.recipe.guard.traced({"state": state, "data": epoch.data})
     state, metrics = epoch.recipe.step()(state, epoch.batch(i))
     return _flatten(state)[0], metrics
 

@@ -63,12 +63,12 @@ class RetraceGuard:
     def __hash__(self) -> int:
         return hash(RetraceGuard)
 
-    def expect(self, **arguments: Any) -> None:
+    def expect(self, arguments: Mapping[str, Any]) -> None:
         """Remember these arguments, if none have been seen."""
         if self._seen is None:
             self._seen = signature_of(arguments)
 
-    def traced(self, **arguments: Any) -> None:
+    def traced(self, arguments: Mapping[str, Any]) -> None:
         """Remember the first arguments, and warn of every further trace."""
         before, now = self._seen, signature_of(arguments)
         self._seen = now
@@ -116,7 +116,7 @@ def retrace_guard(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if watching:
-            guard.traced(**_by_name(function, args, kwargs))
+            guard.traced(_by_name(function, args, kwargs))
         return function(*args, **kwargs)
 
     try:

@@ -87,7 +87,7 @@ class Runner:
             # No step at all: what this call takes is tracing and compiling.
             loop.run(at, at)
             # Nothing was traced where an earlier run has compiled the same.
-            epoch.recipe.guard.expect(state=loop.state, data=epoch.data)
+            epoch.recipe.guard.expect({"state": loop.state, "data": epoch.data})
             compile_seconds = time.perf_counter() - started
             started = time.perf_counter()
         self._shapes = loop.shapes

@@ -147,6 +147,15 @@ def test_a_trace_without_a_change_has_no_argument_to_blame():
     assert "again: no argument changed, so JAX's configuration did" in messages[0]
 
 
+def test_a_function_whose_argument_is_called_self():
+    with retrace_guard(Scaled.__call__) as function:
+        compiled = eqx.filter_jit(function)
+        compiled(scaled(), ONES)
+        with warned() as messages:
+            compiled(scaled(power=3), ONES)
+    assert "again: self.power: static value 2 -> 3." in messages[0]
+
+
 def test_many_changes_are_counted():
     with retrace_guard(lambda tree: tree[0]) as function:
         compiled = jax.jit(function)
