@@ -105,6 +105,9 @@ def kills(session):
 
 @nox.session(python=CURRENT)
 def peers(session):
-    """The same epoch in other frameworks, beside ours."""
-    session.install("-e", ".", *group("peers"))
-    session.run("python", "tests/benchmarks/peers.py", *session.posargs)
+    """Other libraries beside ours: do they agree, and how long do they take."""
+    session.install("-e", ".", *group("tests"), *group("peers"))
+    if not session.posargs:
+        session.run("pytest", "tests/interop")
+    for name in session.posargs or ["peers", "clipped_peers"]:
+        session.run("python", f"tests/benchmarks/{name}.py")
