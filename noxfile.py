@@ -34,7 +34,14 @@ JAX = {
         "orbax-checkpoint==0.11.20",
     ],
 }
-BENCHMARKS = ["fit_epoch", "fit_cost", "accuracy", "clipped", "checkpoint"]
+BENCHMARKS = [
+    "fit_epoch",
+    "fit_cost",
+    "accuracy",
+    "clipped",
+    "clipped_limits",
+    "checkpoint",
+]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 nox.options.sessions = ["lint", "typecheck", f"tests-{CURRENT}(newest)", "examples"]
@@ -53,6 +60,15 @@ def tests(session, jax):
     """The test suite on each Python found, with the newest jax and the oldest."""
     session.install("-e", ".", *group("tests"), *JAX[jax])
     session.run("pytest", "-n", "2", *session.posargs)
+
+
+@nox.session(python=FOUND)
+@nox.parametrize("jax", [nox.param(name, id=name) for name in JAX])
+def long(session, jax):
+    """The tapped engine on every combination of layers and on 1,000 random programs."""
+    session.install("-e", ".", *group("tests"), "flax", *JAX[jax])
+    tests = session.posargs or ["tests/per_example"]
+    session.run("pytest", "-n", "2", *tests, env={"EQX_MLP_LONG_TESTS": "1"})
 
 
 @nox.session(python=CURRENT)

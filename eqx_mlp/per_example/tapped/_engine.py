@@ -166,11 +166,11 @@ class TappedGradients(Gradients):
                 forms[p] = Dense(g, "pulled back")
         return forms
 
-    def norms(self) -> list[PerExample | None]:
+    def norms(self, then_sum: bool) -> list[PerExample | None]:
         """Each parameter's norms, in order; None for one that meets no example."""
         forms = self.by_parameter
         shared: Shared = {}
-        measured = {p: form.measured(shared) for p, form in forms.items()}
+        measured = {p: f.measured(shared, then_sum) for p, f in forms.items()}
         arrays = [x for xs in measured.values() for x in xs]
         norms = iter(each_row_norms(arrays) if arrays else ())
         found = {

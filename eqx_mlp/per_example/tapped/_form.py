@@ -32,10 +32,13 @@ class Form(abc.ABC):
     """The value's own shape."""
 
     @abc.abstractmethod
-    def measured(self, shared: Shared) -> list[Inexact[Array, "batch ..."]]:
+    def measured(
+        self, shared: Shared, then_sum: bool
+    ) -> list[Inexact[Array, "batch ..."]]:
         """Arrays from whose row norms the norm follows; all are measured together.
 
         What is found for several forms at once is left for the others in `shared`.
+        `then_sum` says that a weighted sum will be asked for, too.
         """
 
     @abc.abstractmethod
@@ -74,7 +77,9 @@ class Dense(Form):
         self.shape = rows.shape[1:]
         self._route = route
 
-    def measured(self, shared: Shared) -> list[Inexact[Array, "batch ..."]]:
+    def measured(
+        self, shared: Shared, then_sum: bool
+    ) -> list[Inexact[Array, "batch ..."]]:
         """The gradients."""
         return [self.rows]
 

@@ -125,7 +125,9 @@ class Block:
 
         def of_step(engine: Any, gradients: Any, _: None) -> list:
             zeros = jnp.zeros(self.batch)
-            return [zeros if n is None else n for n in gradients.norms()]
+            # The sums come from another pass, for which nothing need be formed here.
+            norms = gradients.norms(then_sum=False)
+            return [zeros if n is None else n for n in norms]
 
         return self.each_step(of_step)
 
@@ -181,7 +183,9 @@ class Recomputed(Form):
         self.number = block.params.index(operand)
         self.shape = block.site.equation.inputs[operand].full_shape
 
-    def measured(self, shared: Shared) -> list[Inexact[Array, "batch ..."]]:
+    def measured(
+        self, shared: Shared, then_sum: bool
+    ) -> list[Inexact[Array, "batch ..."]]:
         """The norm at each step."""
         if self.block not in shared:
             shared[self.block] = self.block.norms()
