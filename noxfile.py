@@ -31,7 +31,7 @@ JAX = {
         "jaxlib==0.7.2",
         "equinox==0.13.2",
         "optax==0.2.6",
-        "orbax-checkpoint==0.11.20",
+        "orbax-checkpoint==0.11.31",
     ],
 }
 BENCHMARKS = [

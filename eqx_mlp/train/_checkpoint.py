@@ -162,6 +162,14 @@ def load(
         ValueError: a damaged checkpoint, another format version, a structure other than
             that of `like`, a model that cannot be rebuilt without.
         ImportError: Orbax is not installed.
+
+    >>> import tempfile
+    >>> import jax.numpy as jnp
+    >>> from eqx_mlp import load, save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(folder, {"w": jnp.ones(2)})
+    ...     load(folder, like={"w": jnp.zeros(2)})["w"].tolist()
+    [1.0, 1.0]
     """
     checkpoint = _chosen(Path(folder), which)
     return checkpoint.load(checkpoint.blank() if like is None else like)[0]

@@ -109,6 +109,7 @@ class Checkpoint:
 
 
 def model_of(model_or_state: Model | TrainState) -> Model:
+    """The model alone."""
     if isinstance(model_or_state, TrainState):
         return model_or_state.model
     return model_or_state

@@ -47,7 +47,7 @@ def named(tree: PyTree, root: str = "") -> tuple[dict[str, Any], dict[str, Any]]
     """
     arrays, values = {}, {}
     for keys, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        path = (root + jax.tree_util.keystr(keys)).lstrip(".")
+        path = _path(root, keys)
         if path in arrays or path in values:
             raise ValueError(f"two leaves have the same path, {path}")
         if _is_array(x):
@@ -65,7 +65,7 @@ def with_arrays(tree: PyTree, arrays: dict[str, np.ndarray], root: str = "") -> 
     """
 
     def replaced(keys: tuple, x: Any) -> Any:
-        path = (root + jax.tree_util.keystr(keys)).lstrip(".")
+        path = _path(root, keys)
         return _placed(path, arrays[path], x) if _is_array(x) else x
 
     return jax.tree_util.tree_map_with_path(replaced, tree)
@@ -75,10 +75,13 @@ def with_values(tree: PyTree, values: dict[str, Any], root: str = "") -> PyTree:
     """`tree` with the numbers and strings of those names."""
 
     def replaced(keys: tuple, x: Any) -> Any:
-        path = (root + jax.tree_util.keystr(keys)).lstrip(".")
-        return values.get(path, x)
+        return values.get(_path(root, keys), x)
 
     return jax.tree_util.tree_map_with_path(replaced, tree)
+
+
+def _path(root: str, keys: tuple) -> str:
+    return (root + jax.tree_util.keystr(keys)).lstrip(".")
 
 
 def _is_array(x: Any) -> bool:

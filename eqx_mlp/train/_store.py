@@ -134,7 +134,12 @@ def require_orbax() -> None:
 def _orbax() -> Any:
     import orbax.checkpoint as ocp
 
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True))
+    # Weights hardly shrink, and compressing them takes time from the steps.
+    return ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(
+            use_ocdbt=True, use_zarr3=True, use_compression=False
+        )
+    )
 
 
 def _place(i: int) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import time
 
 import equinox as eqx
 import jax
@@ -23,7 +24,7 @@ from eqx_mlp import (
     losses,
     save,
 )
-from eqx_mlp.train import _lock, _store
+from eqx_mlp.train import _content, _lock, _store
 
 KEY = jax.random.key(0)
 ADAM = optax.adam(1e-2)
@@ -378,6 +379,29 @@ class TestTheFolder:
         monkeypatch.setattr(_store, "write", full)
         with pytest.raises(OSError, match="no space left"):
             run(tmp_path)
+
+    def test_what_is_written_is_what_was_there_then(self, tmp_path, monkeypatch):
+        class Count(Callback):
+            def on_start(self, state, history):
+                self.epochs = np.zeros(1)
+
+            def on_epoch(self, state, history):
+                self.epochs += 1  # in place, while the thread still writes
+
+            def save_state(self):
+                return self.epochs
+
+        original = _store.write
+
+        def slow(*arguments):
+            time.sleep(0.3)
+            original(*arguments)
+
+        monkeypatch.setattr(_store, "write", slow)
+        run(tmp_path, epochs=2, callbacks=[Count()])
+        for step, path in _store.checkpoints_in(tmp_path).items():
+            _, data = _content.Checkpoint(path).load(state_of(square()))
+            assert data["callbacks"][0] == step / 2
 
     def test_nothing_is_overwritten(self, tmp_path):
         save(tmp_path, square())

@@ -111,6 +111,15 @@ class TestExactResume:
         assert str(jax.random.key_impl(got.model.keys)) == "unsafe_rbg"
         require_equal(got, small.odd_steps(state))
 
+    def test_the_bar_goes_on_from_there(self, saved, tmp_path, capfd, monkeypatch):
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        shutil.copytree(saved / f"{8:012d}", tmp_path / f"{8:012d}")
+        small.run(Checkpoints(tmp_path), callbacks=[small.Average()], progress=True)
+        shown = capfd.readouterr().err
+        # An epoch of 22 examples and two batches of 4 lie behind it.
+        assert "30.0/66.0" in shown.split("\r")[1]
+        assert "66.0/66.0" in shown
+
     def test_a_run_that_a_callback_ended_stays_ended(self, tmp_path):
         class Stop(Callback):
             def on_epoch(self, state, history):
