@@ -8,6 +8,7 @@ from ._select import Selection as Selection
 from ._select import decay_mask as decay_mask
 from ._select import select as select
 from .nn import MLP as MLP
+from .nn import Ensemble as Ensemble
 from .nn import ResidualMLP as ResidualMLP
 from .per_example import ExampleStats as ExampleStats
 from .per_example import clipped_grad as clipped_grad
@@ -26,6 +27,7 @@ from .train import JSONLogger as JSONLogger
 from .train import LearningRate as LearningRate
 from .train import Logger as Logger
 from .train import NonFiniteError as NonFiniteError
+from .train import RateRange as RateRange
 from .train import RetraceWarning as RetraceWarning
 from .train import TensorBoardLogger as TensorBoardLogger
 from .train import TrainState as TrainState
@@ -33,6 +35,7 @@ from .train import ema_model as ema_model
 from .train import evaluate as evaluate
 from .train import fit as fit
 from .train import init_state as init_state
+from .train import learning_rate_range as learning_rate_range
 from .train import load as load
 from .train import make_step as make_step
 from .train import mean_grad as mean_grad

@@ -161,6 +161,9 @@ def _meets(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
     )
 
 
+SETTINGS = (eqx.nn.Dropout,)
+"""Modules whose numbers are hyper-parameters, also where an array stands for one."""
+
 _NORMS = (
     eqx.nn.LayerNorm,
     eqx.nn.RMSNorm,

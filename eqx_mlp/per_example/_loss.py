@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from .._keys import with_key
 from .._known import is_known
-from .._select import Selection, select
+from .._select import SETTINGS, Selection, select
 from .._types import Key, Loss, Model, PerExample, Scalar, Trainable
 from ._coupled import refusing_coupled
 
@@ -19,8 +19,9 @@ from ._coupled import refusing_coupled
 def split_trainable(model: Model, trainable: Trainable) -> tuple[PyTree, PyTree]:
     """Trainable parameters and everything else, each with None for the other.
 
-    What cannot be differentiated (integers, booleans, callables) is never trainable,
-    whatever the filter says.
+    What cannot be differentiated (integers, booleans, callables) and what is a hyper-
+    parameter (a dropout rate that is an array) is never trainable, whatever the filter
+    says.
     """
     if isinstance(trainable, str | type):
         trainable = select(trainable)
@@ -29,13 +30,18 @@ def split_trainable(model: Model, trainable: Trainable) -> tuple[PyTree, PyTree]
     chosen, rest = eqx.partition(
         model, eqx.is_inexact_array if trainable is None else trainable
     )
-    params, discrete = eqx.partition(chosen, eqx.is_inexact_array)
+    parameters = jax.tree.map(
+        lambda node: eqx.is_inexact_array(node) and not isinstance(node, SETTINGS),
+        chosen,
+        is_leaf=lambda node: isinstance(node, SETTINGS),
+    )
+    params, fixed = eqx.partition(chosen, parameters)
     if not jax.tree.leaves(params):
         raise ValueError(
             "the model has no trainable parameter: expected at least one floating-"
             f"point array among its leaves that trainable={trainable!r} selects"
         )
-    return params, eqx.combine(rest, discrete)
+    return params, eqx.combine(rest, fixed)
 
 
 def value_of_params(

@@ -15,6 +15,8 @@ from ._gradient import mean_grad as mean_grad
 from ._loss_scale import with_loss_scale as with_loss_scale
 from ._optimizer import multi_transform as multi_transform
 from ._precision import mixed_precision as mixed_precision
+from ._rate_range import RateRange as RateRange
+from ._rate_range import learning_rate_range as learning_rate_range
 from ._retrace import RetraceWarning as RetraceWarning
 from ._retrace import retrace_guard as retrace_guard
 from ._state import TrainState as TrainState

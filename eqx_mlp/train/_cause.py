@@ -7,6 +7,7 @@ import jax
 from .._keys import with_key
 from .._types import Model
 from ..data import Batch
+from ..nn._ensemble import members_of
 from ._loop import Recipe
 from ._step import transformed
 
@@ -19,4 +20,5 @@ def raise_loss_cause(recipe: Recipe, model: Model, batch: Batch, key: Any) -> No
     loss = transformed(recipe.loss, recipe.transform)
     for i in range(batch.size):
         row = jax.tree.map(lambda x, i=i: x[i], batch.example)
-        with_key(loss, model, *row, key=key)
+        for member in members_of(model):
+            with_key(loss, member, *row, key=key)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._checked import checked
 from .._types import Model, Optimizer
+from ..nn._ensemble import each_member, rebuilt
 from ..per_example._norm import sum_dtype
 from ._optimizer import apply_update, extended, only_state, require_optimizer
 from ._state import TrainState
@@ -115,11 +116,11 @@ def ema_model(state: TrainState) -> Model:
             "ema_model: the state holds no average: make it with the optimizer "
             "with_ema(optimizer, decay=0.999)"
         )
-    return _averaged(ema, state.model)
+    return rebuilt(state.model, each_member(_averaged, state.model, ema))
 
 
 @eqx.filter_jit
-def _averaged(ema: EmaState, model: Model) -> Model:
+def _averaged(model: Model, ema: EmaState) -> Model:
     some = ema.share > 0
     share = jnp.where(some, ema.share, 1)
 

@@ -13,6 +13,7 @@ from .._keys import with_key
 from .._types import Key, Model
 from ..data import Batch
 from ..metrics import Metrics
+from ..nn._ensemble import members_of
 from ..per_example import example_keys
 from ._data import padded, require_count, require_data, size_of
 from ._loop import plain, run_evaluation, run_prediction
@@ -47,7 +48,8 @@ def evaluate(
         key: for metrics that draw; example i gets `fold_in(key, i)`.
 
     Returns:
-        name to value: a float, or a NumPy array where a metric has a shape.
+        name to value: a float, or a NumPy array where a metric has a shape. Of an
+        `nn.Ensemble` one value for each member, along the first axis.
 
     Raises:
         ValueError: no example, arguments of different lengths, and what the metrics
@@ -140,4 +142,5 @@ def _raise_cause(
     if bad.size:
         example, own_key = jax.tree.map(lambda x: x[bad[0]], rows)
         metric = transformed(metrics[name], transform)
-        with_key(metric, model, *example, key=own_key)
+        for member in members_of(model):
+            with_key(metric, member, *example, key=own_key)

@@ -112,7 +112,9 @@ def fit(
     a function of the key and the epoch. The arrays given stay valid.
 
     Args:
-        model_or_state: a model, or the `TrainState` of an earlier run to go on with.
+        model_or_state: a model, or the `TrainState` of an earlier run to go on with. Of
+            an `nn.Ensemble` each member is trained, and `history` has one value for
+            each along a last axis.
         data: a tuple of arrays with one leading axis of examples, such as `(x, y)`.
         loss: `loss(model, *example, key=None)`, one number for one example.
         optimizer: any `optax.GradientTransformation`.
@@ -237,6 +239,6 @@ def _initial(
 def _raise_cause(epoch: Epoch, ran: EpochResult) -> None:
     # Of the first batch that went wrong.
     last = epoch.order.shape[0] // epoch.batch_size - 1
-    wrong = int(np.flatnonzero(~np.isfinite(ran.step_loss))[0])
+    wrong = int(np.argwhere(~np.isfinite(ran.step_loss))[0, 0])
     batch = epoch.batch(last - len(ran.step_loss) + 1 + wrong)
     raise_loss_cause(epoch.recipe, ran.state.model, batch, ran.state.key)

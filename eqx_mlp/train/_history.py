@@ -60,9 +60,9 @@ class History:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """What `FitResult.history` holds."""
-        empty = np.zeros(0, np.float32)
+        step_loss = self._step_loss or [np.zeros(0, np.float32)]
         return {name: np.asarray(values) for name, values in self._epochs.items()} | {
-            "step_loss": np.concatenate([empty, *self._step_loss]),
+            "step_loss": np.concatenate(step_loss),
             "compile_seconds": np.asarray(self._compile_seconds),
         }
 

@@ -91,7 +91,7 @@ class EpochLoop:
         epoch: Epoch,
         state: TrainState,
         shapes: Any = None,
-        so_far: tuple[dict[str, Metric], Float[ArrayLike, " steps"]] | None = None,
+        so_far: tuple[dict[str, Metric], Float[ArrayLike, "steps ..."]] | None = None,
     ):
         """Begin an epoch, or go on in it, giving up the state's buffers.
 
@@ -106,7 +106,9 @@ class EpochLoop:
             one = jax.eval_shape(
                 functools.partial(_step, self._static), self._fixed, arrays, np.int32(0)
             )[1]
-            shapes = one, jax.ShapeDtypeStruct((self.steps,), jnp.float32)
+            members = one["loss"].numerator.shape  # none, or one axis
+            step_loss = jax.ShapeDtypeStruct((self.steps, *members), jnp.float32)
+            shapes = one, step_loss
         self.shapes = shapes
         if so_far is not None and _types(so_far) != _types(shapes):
             raise ValueError(
@@ -136,7 +138,7 @@ class EpochLoop:
         return _unflatten(self._carry[0], self._static[1])
 
     @property
-    def so_far(self) -> tuple[dict[str, Metric], Float[ArrayLike, " steps"]]:
+    def so_far(self) -> tuple[dict[str, Metric], Float[ArrayLike, "steps ..."]]:
         """The metrics' sums and each step's loss; valid until the next run."""
         return self._carry[1], self._carry[2]
 
@@ -155,8 +157,8 @@ class EpochLoop:
         }
 
     @property
-    def step_loss(self) -> Float[np.ndarray, " steps"]:
-        """The loss at each step; 0 at steps that have not run."""
+    def step_loss(self) -> Float[np.ndarray, "steps ..."]:
+        """The loss at each step, of each member; 0 at steps that have not run."""
         return np.asarray(self._carry[2])
 
 

@@ -25,7 +25,7 @@ class EpochResult(NamedTuple):
 
     state: TrainState
     values: dict[str, Any]
-    step_loss: Float[np.ndarray, " steps"]
+    step_loss: Float[np.ndarray, "steps ..."]
     compile_seconds: float
 
 

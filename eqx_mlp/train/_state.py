@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from .._checked import checked
 from .._keys import require_key
 from .._types import Key, Model, Optimizer, Step, Trainable
+from ..nn._ensemble import Ensemble, each_member
 from ..per_example._loss import split_trainable
 from ._optimizer import require_optimizer
 
@@ -48,7 +49,9 @@ def init_state(
     sees trainable parameters alone, so that each step takes and gives the same types.
 
     Args:
-        model: an Equinox model or any pytree of parameters.
+        model: an Equinox model, any pytree of parameters, or an `nn.Ensemble`, each of
+            whose members gets a state of the optimiser. A hyper-parameter that
+            `optax.inject_hyperparams` is given as an array has one value a member.
         optimizer: any `optax.GradientTransformation`.
         key: where the run's randomness comes from.
         trainable: which leaves are trained: a path such as "layers.*.weight", a type or
@@ -65,18 +68,46 @@ def init_state(
     0
     """
     model = jax.tree.map(lambda x: _strong(x) if eqx.is_array(x) else x, model)
-    params, _ = split_trainable(model, trainable)
-    with optax_promotion():
-        opt_state = optimizer.init(params)
-    opt_state = jax.tree.map(
-        lambda x: _strong(x) if eqx.is_array_like(x) else x, opt_state
-    )
+    opt_state = _first_opt_state(optimizer, model, trainable)
     return TrainState(model, opt_state, jnp.zeros((), jnp.int32), key)
 
 
 def copied(state: TrainState) -> TrainState:
     """`state` in buffers of its own, which the next steps do not reuse."""
     return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
+
+
+def _first_opt_state(
+    optimizer: Optimizer, model: Model, trainable: Trainable
+) -> PyTree:
+    def of_model(model: Model) -> PyTree:
+        params, _ = split_trainable(model, trainable)
+        with optax_promotion():
+            opt_state = optimizer.init(params)
+        return jax.tree.map(
+            lambda x: _strong(x) if eqx.is_array_like(x) else x, opt_state
+        )
+
+    opt_state = each_member(of_model, model)
+    if not isinstance(model, Ensemble):
+        return opt_state
+
+    def own(path: tuple, x: Any) -> Any:
+        # optax.inject_hyperparams keeps its arguments there: one for all members, or
+        # one for each of them, of which every member was given all.
+        if not any(getattr(entry, "name", None) == "hyperparams" for entry in path):
+            return x
+        if x.shape == (len(model), len(model)):
+            return jnp.diagonal(x)
+        if x.ndim > 1:
+            raise ValueError(
+                f"init_state: the hyper-parameter {jax.tree_util.keystr(path[-1:])} "
+                f"must be one number, or one for each of the {len(model)} members, got "
+                f"shape {x.shape[1:]}"
+            )
+        return x
+
+    return jax.tree_util.tree_map_with_path(own, opt_state)
 
 
 @contextlib.contextmanager
@@ -90,9 +121,7 @@ def require_same_optimizer(
     state: TrainState, optimizer: Optimizer, trainable: Trainable
 ) -> None:
     """Raise a ValueError unless `optimizer` would have made the state's `opt_state`."""
-    params, _ = split_trainable(state.model, trainable)
-    with optax_promotion():
-        wanted = eqx.filter_eval_shape(optimizer.init, params)
+    wanted = eqx.filter_eval_shape(_first_opt_state, optimizer, state.model, trainable)
     wanted, got = _shapes(wanted), _shapes(state.opt_state)
     for path in sorted({*wanted, *got}):
         if wanted.get(path) != got.get(path):

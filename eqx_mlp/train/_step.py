@@ -14,6 +14,7 @@ from .._keys import with_key
 from .._types import Loss, Model, Optimizer, Trainable
 from ..data import Batch
 from ..metrics import Metric, Metrics, sum_metric
+from ..nn._ensemble import each_member, rebuilt
 from ..per_example import ExampleStats, as_batch, example_keys
 from ..per_example._loss import split_trainable
 from ._gradient import mean_grad, mean_of
@@ -81,23 +82,32 @@ def make_step(
         if isinstance(batch, tuple):
             batch = Batch(batch)
         key = jax.random.fold_in(state.key, state.step)
-        grad = gradient_of(scaled_as_by(state.opt_state, of_stored))
-        grads, stats = require_gradient(
-            grad(state.model, *batch.example, key=key, weight=batch.weight)
-        )
-        mean_loss = sum_metric(lambda value: value, batch.weight)(stats.value)
-        params, rest = split_trainable(state.model, trainable)
-        updates, opt_state = update_of(
-            optimizer, grads, state.opt_state, params, mean_of(mean_loss)
-        )
-        keys = example_keys(key, batch.size)
-        sums = batch_metrics(metrics or {}, state.model, batch, transform, keys)
+
+        def of_model(model: Model, opt_state: PyTree) -> tuple[Model, PyTree, dict]:
+            grad = gradient_of(scaled_as_by(opt_state, of_stored))
+            grads, stats = require_gradient(
+                grad(model, *batch.example, key=key, weight=batch.weight)
+            )
+            mean_loss = sum_metric(lambda value: value, batch.weight)(stats.value)
+            params, rest = split_trainable(model, trainable)
+            updates, new = update_of(
+                optimizer, grads, opt_state, params, mean_of(mean_loss)
+            )
+            keys = example_keys(key, batch.size)
+            sums = batch_metrics(metrics or {}, model, batch, transform, keys)
+            return (
+                eqx.combine(jax.tree.map(apply_update, params, updates), rest),
+                jax.tree.map(like, new, opt_state),
+                {"loss": mean_loss, **sums},
+            )
+
+        model, opt_state, sums = each_member(of_model, state.model, state.opt_state)
         return TrainState(
-            model=eqx.combine(jax.tree.map(apply_update, params, updates), rest),
-            opt_state=jax.tree.map(like, opt_state, state.opt_state),
+            model=rebuilt(state.model, model),
+            opt_state=opt_state,
             step=state.step + 1,
             key=state.key,
-        ), {"loss": mean_loss, **sums}
+        ), sums
 
     return step
 
@@ -151,14 +161,17 @@ def batch_metrics(
     """Each metric added up over a batch, with a key for each example."""
     ready = as_batch(batch.example, batch.weight)
 
-    def of_one(metric: Callable[..., Any]) -> Callable[..., Any]:
-        metric = transformed(metric, transform)
-        return lambda example, key: with_key(metric, model, *example, key=key)
+    def of_model(model: Model) -> dict[str, Metric]:
+        def of_one(metric: Callable[..., Any]) -> Callable[..., Any]:
+            metric = transformed(metric, transform)
+            return lambda example, key: with_key(metric, model, *example, key=key)
 
-    return {
-        name: sum_metric(of_one(metric), ready.weight)(ready.example, keys)
-        for name, metric in metrics.items()
-    }
+        return {
+            name: sum_metric(of_one(metric), ready.weight)(ready.example, keys)
+            for name, metric in metrics.items()
+        }
+
+    return each_member(of_model, model)
 
 
 def like(new: Any, old: Any) -> Any:
