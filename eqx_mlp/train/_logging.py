@@ -49,6 +49,11 @@ class Logging(Callback):
         }
         self._write([(int(state.step), {"epoch": self._epoch + 1, **numbers})])
 
+    def on_end(self, state: TrainState, history: Mapping[str, np.ndarray]) -> None:
+        """Have everything written."""
+        for logger in self._loggers:
+            logger.end()
+
     def _write(self, rows: Sequence[Row]) -> None:
         if rows:
             for logger in self._loggers:

@@ -24,7 +24,10 @@ class Logger(abc.ABC):
 
     @abc.abstractmethod
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows, so that nothing of them is lost if the process dies after."""
+        """Write rows."""
+
+    def end(self) -> None:  # noqa: B027 - most hold nothing
+        """After the last row of a run that came to its end: let go of what is held."""
 
     def log(self, step: int, values: Values) -> None:
         """Write one row."""
