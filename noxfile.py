@@ -1,6 +1,7 @@
 """Bare `nox` runs what CI runs: lint, typecheck, tests and the examples in short form.
 
-`nox -l` lists everything. The long sessions (`bench`, `peers`) are run by name.
+`nox -l` lists everything. The long sessions (`bench`, `kills`, `peers`) are run by
+name.
 """
 
 import subprocess
@@ -25,8 +26,15 @@ FOUND = [v for v in ("3.11", "3.12", "3.13", "3.14") if v == CURRENT or is_there
 # The oldest versions that pyproject.toml allows, together; and whatever is newest.
 JAX = {
     "newest": [],
-    "oldest": ["jax==0.7.2", "jaxlib==0.7.2", "equinox==0.13.2", "optax==0.2.6"],
+    "oldest": [
+        "jax==0.7.2",
+        "jaxlib==0.7.2",
+        "equinox==0.13.2",
+        "optax==0.2.6",
+        "orbax-checkpoint==0.11.20",
+    ],
 }
+BENCHMARKS = ["fit_epoch", "fit_cost", "accuracy", "clipped", "checkpoint"]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 nox.options.sessions = ["lint", "typecheck", f"tests-{CURRENT}(newest)", "examples"]
@@ -84,8 +92,15 @@ def docs(session):
 def bench(session):
     """The numbers of docs/benchmarks.md, as ratios inside one run."""
     session.install("-e", ".[examples]")
-    for name in session.posargs or ["fit_epoch", "fit_cost", "accuracy", "clipped"]:
+    for name in session.posargs or BENCHMARKS:
         session.run("python", f"tests/benchmarks/{name}.py")
+
+
+@nox.session(python=CURRENT)
+def kills(session):
+    """A run on MNIST, killed fifty times, ends bit for bit as one left alone."""
+    session.install("-e", ".[checkpoint]")
+    session.run("python", "tests/train/kills.py", *session.posargs)
 
 
 @nox.session(python=CURRENT)

@@ -31,5 +31,6 @@ Model: TypeAlias = PyTree
 Loss: TypeAlias = Callable[..., Any]
 # Anything of Optax's with `init` and `update`.
 Optimizer: TypeAlias = optax.GradientTransformation | optax.MultiSteps
-# A bool, a predicate of leaves, or a prefix pytree of them; None: inexact arrays.
+# A path, a type, a `Selection`; or a bool, a predicate of leaves, or a prefix pytree of
+# them; None: inexact arrays.
 Trainable: TypeAlias = Any

@@ -1,5 +1,6 @@
 """A deep perceptron that trains at depth: pre-norm residual blocks."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,7 @@ class ResidualMLP(eqx.Module):
     activation: Callable[[Array], Array]
     in_size: int = eqx.field(static=True)
     out_size: int = eqx.field(static=True)
+    remat: bool = eqx.field(static=True)
 
     @checked(_require)
     def __init__(
@@ -80,6 +82,7 @@ class ResidualMLP(eqx.Module):
         use_bias: bool = True,
         init: Initializer = he_normal,
         dtype: Any = None,
+        remat: bool = False,
         key: Key,
     ):
         """Draw the weights.
@@ -95,6 +98,9 @@ class ResidualMLP(eqx.Module):
             use_bias: whether linear layers add a bias.
             init: draws weights, `init(key, (out, in), dtype)`.
             dtype: of the parameters; None is JAX's default float.
+            remat: whether the backward pass computes what is inside a block again
+                instead of keeping it: less memory for more time. Source: Chen et al.
+                (2016), "Training deep nets with sublinear memory cost".
             key: split into one key a layer.
 
         Raises:
@@ -123,6 +129,7 @@ class ResidualMLP(eqx.Module):
         self.activation = activation
         self.in_size = int(in_size)
         self.out_size = int(out_size)
+        self.remat = remat
 
     @checked(lambda self, x, **_: require_example("ResidualMLP", self.in_size, x))
     def __call__(
@@ -136,10 +143,41 @@ class ResidualMLP(eqx.Module):
         n = len(self.blocks)
         keys = dropout_keys("ResidualMLP", self.dropout, key, inference, n)
         x = self.embed(jnp.asarray(x))
-        for block, k in zip(self.blocks, keys, strict=True):
 
-            def dropout(h: Array, k: Key | None = k) -> Array:
-                return self.dropout(h, key=k, inference=inference)
+        def apply(block: ResidualBlock, x: Array, key: Key | None) -> Array:
+            dropout = functools.partial(self.dropout, key=key, inference=inference)
+            return block(x, self.activation, dropout)
 
-            x = block(x, self.activation, dropout)
+        off = self.dropout.inference if inference is None else inference
+        if self.remat and not off:  # in inference there is no backward pass
+            x = _rematerialised(apply, self.blocks, x, keys)
+        else:
+            for block, k in zip(self.blocks, keys, strict=True):
+                x = apply(block, x, k)
         return self.head(self.norm(x))
+
+
+def _rematerialised(
+    apply: Callable[..., Array], blocks: tuple, x: Array, keys: list[Any]
+) -> Array:
+    # A loop: unrolled, XLA may compute all of it again at once, and save no memory.
+    if len({_form(block) for block in blocks}) > 1:
+        raise ValueError(
+            "ResidualMLP: remat=True runs the blocks in one loop, so all must have "
+            "leaves of the same shapes and dtypes: build the model with remat=False"
+        )
+    arrays, static = zip(*(eqx.partition(b, eqx.is_array) for b in blocks), strict=True)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays)
+    own_keys = None if keys[0] is None else jnp.stack(keys)
+
+    @eqx.filter_checkpoint
+    def body(x: Array, own: tuple) -> tuple[Array, None]:
+        block, key = own
+        return apply(eqx.combine(block, static[0]), x, key), None
+
+    return jax.lax.scan(body, x, (stacked, own_keys))[0]
+
+
+def _form(block: ResidualBlock) -> tuple:
+    arrays = [x for x in jax.tree.leaves(block) if eqx.is_array(x)]
+    return jax.tree.structure(block), tuple((x.shape, x.dtype) for x in arrays)

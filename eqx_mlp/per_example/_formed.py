@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .._types import PerExample
-from ._norm import row_norms, sum_dtype, weighted_sum
+from ._norm import careful_norms, sum_dtype, weighted_sum
 from ._route import Gradients, Route
 
 
@@ -59,7 +59,7 @@ class FormedGradients(Gradients):
 
     def norms(self) -> list[PerExample | None]:
         """From the entries."""
-        return [row_norms(leaf) for leaf in self.leaves]
+        return list(careful_norms(self.leaves))
 
     def weighted_sums(
         self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from .._keys import with_key
 from .._known import is_known
+from .._select import Selection, select
 from .._types import Key, Loss, Model, PerExample, Scalar, Trainable
 from ._coupled import refusing_coupled
 
@@ -21,6 +22,10 @@ def split_trainable(model: Model, trainable: Trainable) -> tuple[PyTree, PyTree]
     What cannot be differentiated (integers, booleans, callables) is never trainable,
     whatever the filter says.
     """
+    if isinstance(trainable, str | type):
+        trainable = select(trainable)
+    if isinstance(trainable, Selection):
+        trainable = trainable(model)
     chosen, rest = eqx.partition(
         model, eqx.is_inexact_array if trainable is None else trainable
     )

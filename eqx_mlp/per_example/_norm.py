@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, PyTree
+from jaxtyping import Array, Float, Inexact
 
 from .._dtypes import promote, wide
 from .._known import is_known
@@ -12,40 +12,37 @@ from .._types import PerExample
 from ._batch import rows_like
 
 
-def row_norms(rows: PyTree[Inexact[Array, "batch ..."]]) -> PerExample:
-    """The norm of each example's leaves taken as one vector, in float32 or wider.
+def careful_norms(
+    arrays: list[Inexact[Array, "batch ..."]],
+) -> Float[Array, "array batch"]:
+    """The norm of each row of each array, in float32 or wider.
 
-    Everything is divided by the example's largest magnitude before squaring, so float16
-    rows of norm 500 and float32 rows of norm 1e-25 come out right. A row with a NaN has
-    norm NaN, one with an infinity has norm infinity.
+    Rows are divided by their largest magnitude before squaring, so float16 rows of norm
+    500 and float32 rows of norm 1e-25 come out right. A row with a NaN has norm NaN,
+    one with an infinity has norm infinity.
     """
-    leaves = jax.tree.leaves(rows)
-    dtype = promote(*(wide(leaf.dtype) for leaf in leaves))
-    leaves = [_real(leaf).astype(dtype) for leaf in leaves]
-    largest = jnp.zeros(leaves[0].shape[0], dtype)
-    for x in leaves:
-        # Not the maximum of magnitudes, which would need an array for them.
-        above = jnp.max(x, axis=_own_axes(x), initial=0)
-        below = jnp.min(x, axis=_own_axes(x), initial=0)
-        largest = jnp.maximum(largest, jnp.maximum(above, -below))
-    usable = jnp.isfinite(largest) & (largest > 0)
-    scale = jnp.where(usable, largest, 1)
-    squares = jnp.zeros_like(scale)
-    for x in leaves:
-        squares = squares + _squares(x / jax.lax.expand_dims(scale, _own_axes(x)))
-    return jnp.where(usable, scale * jnp.sqrt(squares), largest)
+    dtype = promote(*(wide(x.dtype) for x in arrays))
+
+    def norms(x: Array) -> PerExample:
+        x = _real(x).astype(dtype)
+        largest = jnp.max(jnp.abs(x), axis=_own_axes(x), initial=0)
+        usable = jnp.isfinite(largest) & (largest > 0)
+        scale = jnp.where(usable, largest, 1)
+        root = jnp.sqrt(_squares(x / rows_like(scale, x)))
+        return jnp.where(usable, scale * root, largest)
+
+    return jnp.stack([norms(x) for x in arrays])
 
 
+@jax.custom_jvp
 def each_row_norms(
     arrays: list[Inexact[Array, "batch ..."]],
-) -> list[PerExample]:
-    """`row_norms` of each array on its own, at the price of one pass over each.
+) -> Float[Array, "array batch"]:
+    """The same at the price of one pass over each array.
 
     Squares are taken as they are and kept where none of them, for no row of any array,
-    came near the ends of the range; otherwise all is done again by `row_norms`.
+    came near the ends of the range; otherwise all is done again with care.
     """
-    if not arrays:
-        return []
     dtype = promote(*(wide(x.dtype) for x in arrays))
     squares = jnp.stack([_squares(_real(x).astype(dtype)) for x in arrays])
     limits = jnp.finfo(dtype)
@@ -53,16 +50,25 @@ def each_row_norms(
     size = max(x.size // max(x.shape[0], 1) for x in arrays)
     low, high = size * limits.tiny / limits.eps, limits.max / 4
     safe = jnp.all((squares >= low) & (squares <= high))
-
-    def direct() -> Array:
-        return jnp.sqrt(squares)
-
-    def careful() -> Array:
-        return jnp.stack([row_norms(x).astype(dtype) for x in arrays])
-
     if is_known(safe):
-        return list(direct() if safe else careful())
-    return list(jax.lax.cond(safe, direct, careful))
+        return jnp.sqrt(squares) if safe else careful_norms(arrays)
+    return jax.lax.cond(safe, lambda: jnp.sqrt(squares), lambda: careful_norms(arrays))
+
+
+@each_row_norms.defjvp
+def _move_of_norms(primals: tuple, tangents: tuple) -> tuple:
+    # d|x| = x . dx / |x|, and 0 at a zero row, where there is no derivative.
+    (arrays,), (moves,) = primals, tangents
+    norms = each_row_norms(arrays)
+
+    def move(x: Array, dx: Array, norm: PerExample) -> PerExample:
+        x, dx = _real(x).astype(norm.dtype), _real(dx).astype(norm.dtype)
+        unit = x / rows_like(jnp.where(norm == 0, 1, norm), x)
+        return jnp.sum(unit * dx, axis=_own_axes(x))
+
+    return norms, jnp.stack(
+        [move(*row) for row in zip(arrays, moves, norms, strict=True)]
+    )
 
 
 def _squares(x: Float[Array, "batch ..."]) -> PerExample:
@@ -80,7 +86,11 @@ def _own_axes(rows: Inexact[Array, "batch ..."]) -> tuple[int, ...]:
 
 
 def clip_factors(norm: PerExample, l2_clip_norm: Any) -> PerExample:
-    """min(1, C / norm): 1 for a zero norm, 0 for one that is not finite."""
+    """min(1, C / norm): 1 for a zero norm, 0 for one that is not finite.
+
+    Constants where a clipped sum is differentiated.
+    """
+    norm = jax.lax.stop_gradient(norm)
     clip = jnp.asarray(l2_clip_norm, norm.dtype)
     too_long = norm > clip
     factor = jnp.where(too_long, clip / jnp.where(too_long, norm, 1), 1)

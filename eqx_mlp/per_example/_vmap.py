@@ -66,8 +66,9 @@ def per_example_value_and_grad(
     Args:
         loss: `loss(model, *example, key=None)`, one number for one example.
         has_aux: whether the loss returns `(value, aux)`.
-        trainable: which leaves of the model get a gradient, as a predicate of leaves or
-            a prefix pytree of booleans; None is every floating-point array.
+        trainable: which leaves of the model get a gradient: a path, a type or a
+            `Selection` of `select`, a predicate of leaves, or a prefix pytree of
+            booleans; None is every floating-point array.
         chunk_size: how many examples are worked on at once; None is all.
 
     Returns:

@@ -9,32 +9,36 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checked import checked
-from .._keys import require_key, with_key
+from .._keys import require_key
 from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..data import epoch_permutation
 from ..metrics import Metrics
 from ._callback import Callback, require_callbacks
+from ._cause import raise_loss_cause
+from ._checkpoint import Checkpoints, require_checkpoints
 from ._data import padded, require_count, require_data, size_of
+from ._ema import models_of
 from ._evaluate import evaluate, require_metrics
 from ._gradient import mean_grad
+from ._history import History
+from ._logging import Logging, loggers_of
 from ._loop import Epoch, Recipe
+from ._optimizer import require_optimizer
 from ._progress import Progress
-from ._runner import EpochResult, Runner
-from ._state import (
-    TrainState,
-    init_state,
-    require_optimizer,
-    require_same_optimizer,
-)
-from ._step import Transform, transformed
+from ._retrace import RetraceGuard
+from ._runner import EpochResult, Runner, UnderWay
+from ._saver import Saver
+from ._state import TrainState, copied, init_state, require_same_optimizer
+from ._step import Transform
 
 
 class FitResult(NamedTuple):
     """What `fit` gives back: the last state, and how it came about.
 
     `history` maps names to NumPy arrays: "loss" and each metric, one value an epoch,
-    with "val_" before them for the validation data; "seconds", one an epoch, without
-    compilation and validation; "step_loss", one a step; "compile_seconds", one number.
+    with "val_" before them for the validation data, and "ema_val_" for those of the
+    averaged weights of `with_ema`; "seconds", one an epoch, without compilation and
+    validation; "step_loss", one a step; "compile_seconds", one number.
     """
 
     state: TrainState
@@ -55,6 +59,9 @@ def _require(
     validation: Any = None,
     metrics: Any = None,
     callbacks: Any = (),
+    checkpoint: Any = None,
+    logger: Any = None,
+    log_every: Any = 50,
     **counts: Any,
 ) -> None:
     require_data("fit", "data", data)
@@ -65,6 +72,9 @@ def _require(
     require_metrics("fit", metrics or {})
     require_optimizer("fit", optimizer)
     require_callbacks(callbacks)
+    require_checkpoints(checkpoint)
+    loggers_of(logger)
+    require_count("fit", log_every=log_every)
     if not isinstance(model_or_state, TrainState):
         require_key("fit", key)
     elif key is not None:
@@ -90,6 +100,9 @@ def fit(
     gradient: Callable[..., Any] = mean_grad,
     trainable: Trainable = None,
     callbacks: Sequence[Callback] = (),
+    checkpoint: Checkpoints | None = None,
+    logger: Any = None,
+    log_every: int = 50,
     progress: bool = True,
 ) -> FitResult:
     """Train on arrays in memory.
@@ -112,7 +125,15 @@ def fit(
         metrics: name to function of one example, beside the loss.
         gradient: as in `make_step`.
         trainable: which leaves are trained, as in `init_state`.
-        callbacks: what runs between epochs, and may end the run.
+        callbacks: what runs between compiled calls, and may end the run.
+        checkpoint: where the run is kept. If it is there already, the call goes on from
+            its last checkpoint, to the end that an uninterrupted run has, bit for bit.
+            Ctrl-C and SIGTERM then write a checkpoint and leave with SystemExit.
+        logger: where numbers are written as the run goes: a path, for JSON lines (or a
+            table, if it ends in .csv), a `Logger`, any object with `log(step, values)`,
+            or a list of these.
+        log_every: log the loss of each step whose number this divides; an epoch's
+            numbers are always logged.
         progress: whether to show a bar when standard error is a terminal.
 
     Returns:
@@ -120,7 +141,9 @@ def fit(
 
     Raises:
         ValueError: no example, arguments of different lengths, counts below 1, no key,
-            a state of another optimiser, and what the loss raises for its example.
+            a state of another optimiser, a checkpoint that is damaged or of another
+            run, and what the loss raises for its example.
+        RuntimeError: another process is writing into the checkpoint's folder.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqx_mlp import MLP, fit, losses
@@ -134,49 +157,68 @@ def fit(
     """
     data, validation = jax.tree.map(jnp.asarray, (data, validation))
     metrics = dict(metrics or {})
-    recipe = Recipe(loss, optimizer, gradient, trainable, transform, metrics)
+    guard = RetraceGuard("the step of fit")
+    recipe = Recipe(loss, optimizer, gradient, trainable, transform, metrics, guard)
     state = _initial(model_or_state, optimizer, key, trainable)
     n = size_of(data)
     batch_size = min(batch_size, n)
-    first, done = divmod(int(state.step), -(-n // batch_size))
-    history = _History(["loss", *metrics], validated=validation is not None)
-    for callback in callbacks:
-        callback.on_start(state, history.arrays())
-    with Progress(epochs, n, first * n + done * batch_size, progress) as bar:
-        runner = Runner(bar)
-        # The runs give up the state's buffers, and shuffling outlives them.
-        key = state.key.copy()
+    steps = -(-n // batch_size)
+    validated = models_of(state) if validation is not None else ()
+    history = History(["loss", *metrics], validated)
+    if logger is not None:
+        # First, so that what another callback raises does not keep a row from the log.
+        callbacks = [Logging(loggers_of(logger), log_every), *callbacks]
+    about = {
+        "data": [f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(data)],
+        "batch_size": batch_size,
+        "history": list(history.arrays()),
+    }
+    with Saver(checkpoint, about, history, callbacks) as saver:
+        done = int(state.step) % steps
+        state, begun = saver.resume(state, UnderWay(done, done))
+        for callback in callbacks:
+            callback.on_start(state, history.arrays())
+        saver.start(state)
+        first = int(state.step) // steps
+        rows = first * n + begun.done * batch_size
+        with Progress(epochs, n, rows, progress) as bar:
+            runner = Runner(bar, callbacks, saver.between, saver.every)
+            # The runs give up the state's buffers, and shuffling outlives them.
+            key = state.key.copy()
 
-        @functools.lru_cache(maxsize=2)
-        def order_of(number: int) -> jax.Array:
-            order = padded(epoch_permutation(key, number, n), batch_size)
-            return jax.device_put(order)
+            @functools.lru_cache(maxsize=2)
+            def order_of(number: int) -> jax.Array:
+                order = padded(epoch_permutation(key, number, n), batch_size)
+                return jax.device_put(order)
 
-        for number in range(first, epochs):
-            epoch = Epoch(recipe, data, order_of(number), batch_size)
-            shuffle_next = functools.partial(order_of, min(number + 1, epochs - 1))
-            ran = runner.run(epoch, number, state, done, shuffle_next)
-            state, done = ran.state, 0
-            if history.finite and not np.all(np.isfinite(ran.step_loss)):
-                _raise_cause(epoch, ran)
-            history.add(ran, runner.compile_seconds)
-            if validation is not None:
-                history.add_validation(
-                    evaluate(
-                        state.model,
-                        validation,
-                        metrics={"loss": loss, **metrics},
-                        batch_size=batch_size,
-                        transform=transform,
-                        key=state.key,
-                    )
-                )
-            if callbacks:
-                arrays = history.arrays()
-                if any([callback.on_epoch(state, arrays) for callback in callbacks]):
+            for number in range(first, first if saver.ended else epochs):
+                epoch = Epoch(recipe, data, order_of(number), batch_size)
+                shuffle_next = functools.partial(order_of, min(number + 1, epochs - 1))
+                ran = runner.run(epoch, number, state, begun, shuffle_next)
+                state, begun = ran.state, UnderWay()
+                if history.finite and not np.all(np.isfinite(ran.step_loss)):
+                    _raise_cause(epoch, ran)
+                history.add(ran)
+                if validation is not None:
+                    for prefix, model in models_of(state).items():
+                        values = evaluate(
+                            model,
+                            validation,
+                            metrics={"loss": loss, **metrics},
+                            batch_size=batch_size,
+                            transform=transform,
+                            key=state.key,
+                        )
+                        history.add_validation(prefix, values)
+                history.add_measured([c.measure(state) for c in callbacks])
+                arrays = history.arrays() if callbacks else {}
+                stop = any([c.on_epoch(state, arrays) for c in callbacks])
+                saver.after_epoch(state, stop, last=stop or number == epochs - 1)
+                if stop:
                     break
-    for callback in callbacks:
-        callback.on_end(state, history.arrays())
+        for callback in callbacks:
+            given = callback.on_end(state, history.arrays())
+            state = state if given is None else given
     return FitResult(state, history.arrays())
 
 
@@ -189,49 +231,12 @@ def _initial(
     else:
         state = init_state(model_or_state, optimizer, key=key, trainable=trainable)
     # The steps reuse the state's buffers; the caller's arrays must stay valid.
-    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
+    return copied(state)
 
 
 def _raise_cause(epoch: Epoch, ran: EpochResult) -> None:
-    # In compiled code the loss could not check values, such as a label's range. Call it
-    # on each example of the first batch that went wrong, where its checks can raise.
+    # Of the first batch that went wrong.
     last = epoch.order.shape[0] // epoch.batch_size - 1
     wrong = int(np.flatnonzero(~np.isfinite(ran.step_loss))[0])
-    example = epoch.batch(last - len(ran.step_loss) + 1 + wrong).example
-    loss = transformed(epoch.recipe.loss, epoch.recipe.transform)
-    for i in range(epoch.batch_size):
-        row = jax.tree.map(lambda x, i=i: x[i], example)
-        with_key(loss, ran.state.model, *row, key=ran.state.key)
-
-
-class _History:
-    """Values by name, an entry an epoch."""
-
-    def __init__(self, names: list[str], validated: bool) -> None:
-        self.finite = True
-        validation = [f"val_{name}" for name in names] if validated else []
-        self._epochs: dict[str, list[Any]] = {
-            name: [] for name in [*names, "seconds", *validation]
-        }
-        self._step_loss: list[np.ndarray] = []
-        self._compile_seconds: float | None = None
-
-    def add(self, ran: EpochResult, compile_seconds: float | None) -> None:
-        self.finite = self.finite and bool(np.all(np.isfinite(ran.step_loss)))
-        self._step_loss.append(ran.step_loss)
-        self._compile_seconds = compile_seconds
-        self._append(ran.values)
-
-    def add_validation(self, values: dict[str, Any]) -> None:
-        self._append({f"val_{name}": value for name, value in values.items()})
-
-    def _append(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            self._epochs[name].append(value)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        empty = np.zeros(0, np.float32)
-        return {name: np.asarray(values) for name, values in self._epochs.items()} | {
-            "step_loss": np.concatenate([empty, *self._step_loss]),
-            "compile_seconds": np.asarray(self._compile_seconds or 0.0),
-        }
+    batch = epoch.batch(last - len(ran.step_loss) + 1 + wrong)
+    raise_loss_cause(epoch.recipe, ran.state.model, batch, ran.state.key)

@@ -1,11 +1,56 @@
-"""Optax transformations over label trees that are Equinox modules."""
+"""Optax's transformations and their states, as training uses them."""
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
+
+from .._dtypes import promote
+from .._types import Optimizer
+
+S = TypeVar("S")
+
+
+def require_optimizer(owner: str, optimizer: Any) -> None:
+    """Raise a ValueError unless `optimizer` looks like one of Optax's."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise ValueError(
+            f"{owner}: optimizer must be an optax.GradientTransformation such as "
+            f"optax.adam(1e-3), got {optimizer!r}"
+        )
+
+
+def extended(optimizer: Optimizer) -> optax.GradientTransformationExtraArgs:
+    """`optimizer` as one that takes extra arguments, such as `value=`."""
+    return optax.with_extra_args_support(cast(Any, optimizer))
+
+
+def only_state(opt_state: PyTree, kind: type[S]) -> S | None:
+    """The one state of this kind inside an optimiser's state, or None."""
+    found = [
+        node
+        for node in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
+        if isinstance(node, kind)
+    ]
+    if len(found) > 1:
+        raise ValueError(
+            f"the optimizer holds {len(found)} states of type {kind.__name__}, and one "
+            "is meant: wrap the whole optimizer once"
+        )
+    return found[0] if found else None
+
+
+def apply_update(p: Array, update: Array) -> Array:
+    """`p + update` added in the wider of both dtypes, in the parameter's dtype.
+
+    An update of 0 gives `p` bit for bit, also where it is -0.0.
+    """
+    both = promote(p.dtype, update.dtype)
+    moved = (p.astype(both) + update.astype(both)).astype(p.dtype)
+    return jnp.where(update == 0, p, moved)
 
 
 def multi_transform(

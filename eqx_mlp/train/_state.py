@@ -13,6 +13,7 @@ from .._checked import checked
 from .._keys import require_key
 from .._types import Key, Model, Optimizer, Step, Trainable
 from ..per_example._loss import split_trainable
+from ._optimizer import require_optimizer
 
 
 class TrainState(eqx.Module):
@@ -50,8 +51,9 @@ def init_state(
         model: an Equinox model or any pytree of parameters.
         optimizer: any `optax.GradientTransformation`.
         key: where the run's randomness comes from.
-        trainable: which leaves are trained, as a predicate of leaves or a prefix pytree
-            of booleans; None is every floating-point array.
+        trainable: which leaves are trained: a path such as "layers.*.weight", a type or
+            a `Selection` of `select`, a predicate of leaves, or a prefix pytree of
+            booleans; None is every floating-point array.
 
     Raises:
         ValueError: no key, something else than an optimiser, nothing to train.
@@ -72,20 +74,16 @@ def init_state(
     return TrainState(model, opt_state, jnp.zeros((), jnp.int32), key)
 
 
+def copied(state: TrainState) -> TrainState:
+    """`state` in buffers of its own, which the next steps do not reuse."""
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
+
+
 @contextlib.contextmanager
 def optax_promotion() -> Iterator[None]:
     """JAX's default promotion, which Optax needs, whatever mode the user has set."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
-
-
-def require_optimizer(owner: str, optimizer: Any) -> None:
-    """Raise a ValueError unless `optimizer` looks like one of Optax's."""
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise ValueError(
-            f"{owner}: optimizer must be an optax.GradientTransformation such as "
-            f"optax.adam(1e-3), got {optimizer!r}"
-        )
 
 
 def require_same_optimizer(

@@ -2,24 +2,24 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, PyTree
 
 from .._checked import checked
-from .._dtypes import promote
 from .._keys import with_key
 from .._types import Loss, Model, Optimizer, Trainable
 from ..data import Batch
 from ..metrics import Metric, Metrics, sum_metric
 from ..per_example import ExampleStats, as_batch, example_keys
 from ..per_example._loss import split_trainable
-from ._gradient import mean_grad
-from ._state import TrainState, optax_promotion, require_optimizer
+from ._gradient import mean_grad, mean_of
+from ._loss_scale import scaled_as_by
+from ._optimizer import apply_update, extended, require_optimizer
+from ._state import TrainState, optax_promotion
 
 # From the stored first argument of one example to what the loss takes.
 Transform: TypeAlias = Callable[[Any], Any]
@@ -67,8 +67,10 @@ def make_step(
     >>> state.model.item(), metrics["loss"].compute().item()
     (3.0, 5.0)
     """
-    extended = optax.with_extra_args_support(cast(Any, optimizer))
-    grad = gradient(transformed(loss, transform), trainable=trainable)
+    optimizer = extended(optimizer)
+    of_stored = transformed(loss, transform)
+    gradient_of = functools.partial(gradient, trainable=trainable)
+    gradient_of(of_stored)  # what is wrong with its options is known now
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Metric]]:
         if not isinstance(batch, Batch | tuple):
@@ -79,13 +81,14 @@ def make_step(
         if isinstance(batch, tuple):
             batch = Batch(batch)
         key = jax.random.fold_in(state.key, state.step)
+        grad = gradient_of(scaled_as_by(state.opt_state, of_stored))
         grads, stats = require_gradient(
             grad(state.model, *batch.example, key=key, weight=batch.weight)
         )
         mean_loss = sum_metric(lambda value: value, batch.weight)(stats.value)
         params, rest = split_trainable(state.model, trainable)
         updates, opt_state = update_of(
-            extended, grads, state.opt_state, params, mean_of(mean_loss)
+            optimizer, grads, state.opt_state, params, mean_of(mean_loss)
         )
         keys = example_keys(key, batch.size)
         sums = batch_metrics(metrics or {}, state.model, batch, transform, keys)
@@ -156,23 +159,6 @@ def batch_metrics(
         name: sum_metric(of_one(metric), ready.weight)(ready.example, keys)
         for name, metric in metrics.items()
     }
-
-
-def mean_of(metric: Metric) -> Array:
-    """A mean's value, and 0 where no example counts."""
-    total = metric.denominator
-    assert total is not None
-    return metric.numerator / jnp.where(total == 0, 1, total)
-
-
-def apply_update(p: Array, update: Array) -> Array:
-    """`p + update` added in the wider of both dtypes, in the parameter's dtype.
-
-    An update of 0 gives `p` bit for bit, also where it is -0.0.
-    """
-    both = promote(p.dtype, update.dtype)
-    moved = (p.astype(both) + update.astype(both)).astype(p.dtype)
-    return jnp.where(update == 0, p, moved)
 
 
 def like(new: Any, old: Any) -> Any:

@@ -43,14 +43,18 @@ def noisy(params, x, y, key):
 
 
 def agree(got, want):
-    """Up to a rounding for each example: theirs adds up in the result's dtype."""
+    """Up to a rounding for each example: theirs adds up in the result's dtype.
+
+    What is added may be larger than the sum: an example's part goes up to 1 or so.
+    """
     # Named tuples of the two libraries are different types.
     got, want = jax.tree.leaves(got), jax.tree.leaves(want)
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        rounding = len(X) * jnp.finfo(want[0].dtype).eps * np.abs(b).max()
+        largest = max(1, np.abs(b).max())
+        rounding = len(X) * jnp.finfo(want[0].dtype).eps * largest
         np.testing.assert_allclose(a, b, rtol=0, atol=float(rounding))
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqx_mlp import MLP, ResidualMLP, nn
+from eqx_mlp import MLP, ResidualMLP, clipped_grad, losses, mean_grad, nn
 
 KEY = jax.random.key(0)
 
@@ -125,6 +125,48 @@ def test_a_residual_mlp_is_its_formula_and_an_identity_where_blocks_are_zero():
     )
     wanted = model.head(jnp.asarray(norm(model.embed(x))))
     np.testing.assert_allclose(silent(x), wanted, rtol=1e-4)
+
+
+def clipped(loss):
+    return clipped_grad(loss, l2_clip_norm=0.5)
+
+
+@pytest.mark.parametrize(("gradient", "depth"), [(mean_grad, 8), (clipped, 2)])
+def test_rematerialised_blocks_give_the_same_gradient_for_less_memory(gradient, depth):
+    def run(remat):
+        model = ResidualMLP(
+            8, 3, width=16, depth=depth, dropout_rate=0.5, remat=remat, key=KEY
+        )
+        x, y = jnp.ones((64, 8)), jnp.arange(64) % 3
+        f = eqx.filter_jit(gradient(losses.cross_entropy))
+        lowered = f.lower(model, x, y, key=jax.random.key(1))
+        bytes_ = lowered.compile().compiled.memory_analysis().temp_size_in_bytes
+        return f(model, x, y, key=jax.random.key(1))[0], bytes_
+
+    (plain, whole), (again, less) = run(False), run(True)
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    if gradient is mean_grad:
+        # A block keeps its norm, up, activation and mask; a rematerialised one its x.
+        assert less < whole / 2
+
+
+def test_a_rematerialised_model_is_the_same_model_in_inference():
+    plain, remat = (
+        ResidualMLP(3, 2, 4, 2, dropout_rate=0.5, remat=remat, key=KEY)
+        for remat in (False, True)
+    )
+    x = jnp.ones(3)
+    np.testing.assert_array_equal(plain(x, inference=True), remat(x, inference=True))
+    assert nn.summary(plain) == nn.summary(remat)
+
+
+def test_blocks_of_unlike_shapes_cannot_be_rematerialised():
+    model = ResidualMLP(3, 2, 4, 2, remat=True, key=KEY)
+    other = ResidualMLP(3, 2, 4, 1, hidden_size=5, key=KEY)
+    model = eqx.tree_at(lambda m: m.blocks[1], model, other.blocks[0])
+    with pytest.raises(ValueError, match="remat=True runs the blocks in one loop"):
+        model(jnp.ones(3))
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,20 @@ def test_no_examples_give_zeros():
         )
         assert (np.asarray(grads) == 0).all()
         assert stats.grad_norm.shape == (0,)
+
+
+def test_norms_can_be_differentiated_and_so_can_clipped_sums_forwards():
+    def loss(w, x):
+        return 0.5 * jnp.dot(w, x) ** 2
+
+    # The gradient (w.x) x has norm |w.x| |x|, whose derivative is sign(w.x) |x| x.
+    w, x = jnp.array([1.0, 2.0]), jnp.array([[3.0, -4.0], [1.0, 0.0], [0.0, 0.0]])
+    norms = per_example_grad_norm(loss)
+    moved = jax.grad(lambda w: jnp.sum(norms(w, x)))(w)
+    np.testing.assert_allclose(moved, [-15 + 1, 20], rtol=1e-6)
+
+    # d/dw of sum_b c_b (w - x_b) at factors 1, 1, 1/2.
+    clipped = clipped_grad(lambda w, x: 0.5 * (w - x) ** 2, l2_clip_norm=2.5)
+    sums = lambda w: clipped(w, jnp.array([1.0, 4.0, 7.0]))[0]
+    _, moved = jax.jvp(sums, (jnp.array(2.0),), (jnp.array(1.0),))
+    np.testing.assert_allclose(moved, 2.5, rtol=1e-6)

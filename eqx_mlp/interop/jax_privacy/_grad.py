@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ...per_example._loss import split_trainable, value_of_params
-from ...per_example._norm import row_norms
+from ...per_example._method import total_norm
+from ...per_example._norm import careful_norms
 from ...per_example.tapped import Engine
 from ._arguments import Arguments, numbers
 from ._bounded import AuxiliaryOutput, BoundedSensitivityCallable
@@ -135,9 +136,9 @@ def clipped_grad(
         def of_one(example: tuple, key: None) -> tuple:
             of_params = jax.value_and_grad(value_of, has_aux=True)
             (value, aux), grads = of_params(params, example, key)
-            rows = jax.tree.map(lambda x: x[None], grads)
-            tree = pre_clipping_transform(as_given(grads))
-            return value, (aux, row_norms(rows)[0]), tree
+            norms = careful_norms([x[None] for x in jax.tree.leaves(grads)])
+            norm = total_norm(list(norms), value[None])[0]
+            return value, (aux, norm), pre_clipping_transform(as_given(grads))
 
         if form:
             route = formed(of_one, examples.rows, spmd_axis_name)

@@ -13,7 +13,7 @@ from ..._known import is_known
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype
 from .._route import Gradients, Route
-from ._form import Dense, Form
+from ._form import Dense, Form, Shared, one_row
 from ._prefix import Prefix
 from ._program import Mark, Value
 from ._rows import Rows
@@ -169,8 +169,10 @@ class TappedGradients(Gradients):
     def norms(self) -> list[PerExample | None]:
         """Each parameter's norms, in order; None for one that meets no example."""
         forms = self.by_parameter
-        measured = {p: form.measured() for p, form in forms.items()}
-        norms = iter(each_row_norms([x for xs in measured.values() for x in xs]))
+        shared: Shared = {}
+        measured = {p: form.measured(shared) for p, form in forms.items()}
+        arrays = [x for xs in measured.values() for x in xs]
+        norms = iter(each_row_norms(arrays) if arrays else ())
         found = {
             p: form.norms([next(norms) for _ in measured[p]])
             for p, form in forms.items()
@@ -192,19 +194,40 @@ class TappedGradients(Gradients):
     def weighted_sums(
         self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any
     ) -> dict:
-        """sum_b factor_b g_b where a parameter meets the example, for each group."""
+        """sum_b factor_b g_b where a parameter meets the example, for each group.
 
-        def sums(silence: bool) -> dict:
-            found = {}
-            for i, g in self.engine.keys(group_of):
-                v = self.engine.frontier[i]
-                total = self.forms[v].weighted_sum(factors[g], silence)
-                found[i, g] = total.astype(sum_dtype(v.dtype))
-            return found
+        0 * NaN is NaN: where an example is not finite, the sums begin anew and go from
+        example to example, leaving out those of factor 0. That loop has no steps
+        otherwise. A branch, or zeros put in place of NaN, would take memory always.
+        """
+        keys = self.engine.keys(group_of)
+        forms = {(i, g): self.forms[self.engine.frontier[i]] for i, g in keys}
 
-        if is_known(finite):
-            return sums(silence=not finite)
-        return jax.lax.cond(finite, lambda: sums(False), lambda: sums(True))
+        def all_of(forms: dict, factors: list[PerExample]) -> dict:
+            shared: Shared = {}
+            return {
+                (i, g): form.weighted_sum(factors[g], shared).astype(
+                    sum_dtype(self.engine.frontier[i].dtype)
+                )
+                for (i, g), form in forms.items()
+            }
+
+        sums = all_of(forms, factors)
+        batch = factors[0].shape[0]
+        if batch == 0 or (is_known(finite) and finite):
+            return sums
+
+        def add(b: Any, sums: dict) -> dict:
+            shared: Shared = {}
+            alone = {at: form.example(b, shared) for at, form in forms.items()}
+            factor = [one_row(x, b) for x in factors]
+            return {
+                (i, g): jnp.where(b == 0, 0, sums[i, g])
+                + jnp.where(factor[g][0] == 0, 0, one)
+                for (i, g), one in all_of(alone, factor).items()
+            }
+
+        return jax.lax.fori_loop(0, jnp.where(finite, 0, batch), add, sums)
 
 
 def added(a: Form, b: Form) -> Form:

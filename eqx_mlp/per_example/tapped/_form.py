@@ -2,13 +2,18 @@
 
 import abc
 import dataclasses
+from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact
+from jaxtyping import Array, Inexact, Shaped
 
 from ..._types import PerExample
 from .._batch import rows_like
 from .._norm import sum_dtype
+
+# Kept while the forms of a batch are asked for the same thing.
+Shared = dict[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +32,11 @@ class Form(abc.ABC):
     """The value's own shape."""
 
     @abc.abstractmethod
-    def measured(self) -> list[Inexact[Array, "batch ..."]]:
-        """Arrays from whose row norms the norm follows; all are measured together."""
+    def measured(self, shared: Shared) -> list[Inexact[Array, "batch ..."]]:
+        """Arrays from whose row norms the norm follows; all are measured together.
+
+        What is found for several forms at once is left for the others in `shared`.
+        """
 
     @abc.abstractmethod
     def norms(self, measures: list[PerExample]) -> PerExample:
@@ -39,11 +47,12 @@ class Form(abc.ABC):
         """The gradients themselves."""
 
     @abc.abstractmethod
-    def weighted_sum(self, factor: PerExample, silence: bool) -> Inexact[Array, "..."]:
-        """sum_b factor_b g_b in float32 or wider.
+    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
+        """sum_b factor_b g_b in float32 or wider."""
 
-        With `silence` a factor of 0 silences even a NaN.
-        """
+    @abc.abstractmethod
+    def example(self, b: Any, shared: Shared) -> "Form":
+        """Example number `b` alone, as a batch of one."""
 
     @abc.abstractmethod
     def cost(self) -> Cost:
@@ -65,7 +74,7 @@ class Dense(Form):
         self.shape = rows.shape[1:]
         self._route = route
 
-    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+    def measured(self, shared: Shared) -> list[Inexact[Array, "batch ..."]]:
         """The gradients."""
         return [self.rows]
 
@@ -77,9 +86,13 @@ class Dense(Form):
         """As they are."""
         return self.rows
 
-    def weighted_sum(self, factor: PerExample, silence: bool) -> Inexact[Array, "..."]:
+    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
         """One product of the factors and the rows."""
-        return summed(factor, self.rows, silence)
+        return summed(factor, self.rows)
+
+    def example(self, b: Any, shared: Shared) -> "Dense":
+        """One row."""
+        return Dense(one_row(self.rows, b), self._route)
 
     def cost(self) -> Cost:
         """A square or a product, and a sum, for each entry."""
@@ -92,22 +105,18 @@ class Dense(Form):
 
 
 def summed(
-    factor: PerExample, rows: Inexact[Array, "batch ..."], silence: bool
+    factor: PerExample, rows: Inexact[Array, "batch ..."]
 ) -> Inexact[Array, "..."]:
-    """sum_b factor_b rows_b, without a copy of the rows where they are silenced."""
-    if silence:
-        return jnp.sum(scaled(factor, silenced(factor, rows)), axis=0)
+    """sum_b factor_b rows_b."""
     dtype = sum_dtype(rows.dtype)
     return jnp.tensordot(
         factor.astype(dtype), rows.astype(dtype), axes=1, precision="highest"
     )
 
 
-def silenced(
-    factor: PerExample, rows: Inexact[Array, "batch ..."]
-) -> Inexact[Array, "batch ..."]:
-    """`rows` with zeros where the factor is 0, so that 0 * NaN is 0."""
-    return jnp.where(rows_like(factor != 0, rows), rows, jnp.zeros_like(rows))
+def one_row(x: Shaped[Array, "batch ..."], b: Any) -> Shaped[Array, "1 ..."]:
+    """Row `b` as a batch of one."""
+    return jax.lax.dynamic_slice_in_dim(x, b, 1)
 
 
 def scaled(

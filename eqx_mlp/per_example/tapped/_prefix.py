@@ -41,8 +41,10 @@ class Renaming:
         """The same for gradients, kept unformed where only axes change places."""
         if not self.equations:
             return form
-        if isinstance(form, Rows) and (axes := self.axes_back(form.axes)) is not None:
-            return Rows(form.parts, axes, self.param.shape, form.precision)
+        if isinstance(form, Rows):
+            axes = self.axes_back(form.axes) if form.split == form.shape else None
+            if axes is not None:
+                return Rows(form.parts, axes, self.param.shape, form.precision)
         return Dense(jax.vmap(self.back)(form.dense()), form.route)
 
     def axes_back(self, axes: Any) -> Any:

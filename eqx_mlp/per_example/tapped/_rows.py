@@ -13,7 +13,7 @@ and output projection joins as more rows.
 import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jaxtyping import Array, Inexact, Shaped
 from ..._dtypes import promote
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype
-from ._form import Cost, Form, divided, largest, summed
+from ._form import Cost, Dense, Form, Shared, divided, largest, one_row, summed
 from ._side import Side, outer, summed_outer
 
 # How a value's axes fall apart: groups, left side, right side.
@@ -36,7 +36,9 @@ class Rows(Form):
     """G[b, group] = sum over rows of left x right.
 
     `parts` holds pairs of sides; the rows of all of them add up. `axes` says which axes
-    of the value are groups (independent products), left side and right side.
+    of the value are groups (independent products), left side and right side, counted in
+    `split`: the value's shape, in which an axis may be two. `form` forms the gradients
+    where that is cheaper by another way than by their rows.
     """
 
     def __init__(
@@ -45,11 +47,15 @@ class Rows(Form):
         axes: Axes,
         shape: tuple[int, ...],
         precision: Any = None,
+        split: tuple[int, ...] | None = None,
+        form: Callable[[], Inexact[Array, "batch ..."]] | None = None,
     ) -> None:
         self.parts = parts
         self.axes = axes
         self.shape = shape
+        self.split = shape if split is None else split
         self.precision = precision
+        self.form = form
         self.formed: Any = None
 
     @property
@@ -59,7 +65,7 @@ class Rows(Form):
 
     def side_size(self, side: int) -> int:
         """How many entries the groups (0), a left (1) or a right vector (2) have."""
-        return math.prod(self.shape[axis] for axis in self.axes[side])
+        return math.prod(self.split[axis] for axis in self.axes[side])
 
     def multiplications(self) -> tuple[int, int]:
         """What a group of one example costs: by the Gram form, and formed."""
@@ -80,7 +86,7 @@ class Rows(Form):
         too_big = 4 * batch * self.side_size(0) * entries > MEMORY and t * t < entries
         return "Gram" if gram <= formed or too_big else "formed"
 
-    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+    def measured(self, shared: Shared) -> list[Inexact[Array, "batch ..."]]:
         """By the route: the one row's sides, the formed gradient, or nothing.
 
         |l r^T| = |l| |r|; where there are several groups, so many norms an example.
@@ -129,26 +135,35 @@ class Rows(Form):
 
     def dense(self) -> Inexact[Array, "batch ..."]:
         """The gradients themselves, in float32 or wider; formed once."""
+        if self.formed is None and self.form is not None:
+            self.formed = self.form()
         if self.formed is None:
             dtype = common(side for part in self.parts for side in part)
             outers = (outer(*part, self.side_size(1), dtype) for part in self.parts)
             self.formed = self.as_value(functools.reduce(jnp.add, outers), batch=True)
         return self.formed
 
-    def weighted_sum(self, factor: PerExample, silence: bool) -> Inexact[Array, "..."]:
+    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
         """One matrix product over examples and rows: sum_bt l_bt (c_b r_bt)^T.
 
         Where the gradients have been formed for their norms, their sum is cheaper.
         """
         if self.formed is not None:
-            return summed(factor, self.formed, silence)
+            return summed(factor, self.formed)
         dtype = common(side for part in self.parts for side in part)
         size = self.side_size(1)
         sums = (
-            summed_outer(factor, *part, size, dtype, self.precision, silence)
+            summed_outer(factor, *part, size, dtype, self.precision)
             for part in self.parts
         )
         return self.as_value(functools.reduce(jnp.add, sums), batch=False)
+
+    def example(self, b: Any, shared: Shared) -> "Form":
+        """One example's rows, or its gradient where that has been formed."""
+        if self.formed is not None:
+            return Dense(one_row(self.formed, b))
+        parts = [(left.example(b), right.example(b)) for left, right in self.parts]
+        return Rows(parts, self.axes, self.shape, self.precision, self.split)
 
     def cost(self) -> Cost:
         """By the formulas of this file: two FLOPs a multiplication."""
@@ -172,13 +187,13 @@ class Rows(Form):
         """Groups and sides put back as the axes of the value."""
         order = [axis for side in self.axes for axis in side]
         lead = x.shape[: int(batch)]
-        x = x.reshape(*lead, *(self.shape[axis] for axis in order))
+        x = x.reshape(*lead, *(self.split[axis] for axis in order))
         back = [int(batch) + order.index(axis) for axis in range(len(order))]
-        return x.transpose(*range(len(lead)), *back)
+        return x.transpose(*range(len(lead)), *back).reshape(*lead, *self.shape)
 
     def joined(self, other: "Rows") -> "Rows | None":
         """The sum of both, or None where their sides are not the same axes."""
-        if self.axes != other.axes:
+        if (self.axes, self.split) != (other.axes, other.split):
             return None
         kinds: dict[bool, list[Part]] = {}
         for part in (*self.parts, *other.parts):
@@ -190,7 +205,8 @@ class Rows(Form):
             )
             for same in kinds.values()
         ]
-        return Rows(parts, self.axes, self.shape, self.precision or other.precision)
+        precision = self.precision or other.precision
+        return Rows(parts, self.axes, self.shape, precision, self.split)
 
 
 def common(sides: Iterable[Side]) -> Any:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,10 +13,7 @@ from jaxtyping import Array, Inexact, Shaped
 from ..._dtypes import promote
 from ..._types import PerExample
 from .._norm import sum_dtype
-from ._form import scaled, silenced
-
-# The side of what is worked on at once where an example is not finite.
-TILE = 128
+from ._form import one_row, scaled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +37,27 @@ class Side:
         """In shape."""
         return self.raw.transpose(self.order).reshape(self.shape)
 
+    def example(self, b: Any) -> "Side":
+        """Example number `b` alone."""
+        return Side(one_row(self.raw, b), self.order, (1, *self.shape[1:]))
+
     @staticmethod
     def of(array: Shaped[Array, "batch group row ..."]) -> "Side":
         """An array that is in shape already."""
         return Side(array, tuple(range(array.ndim)), array.shape)
+
+    @staticmethod
+    def cut(
+        array: Shaped[Array, "batch ..."],
+        groups: Sequence[int],
+        rows: Sequence[int],
+        entries: Sequence[int],
+    ) -> "Side":
+        """An array whose axes fall into groups, rows and a vector's entries."""
+        parts = (groups, rows, entries)
+        order = (0, *(axis for part in parts for axis in part))
+        sizes = (math.prod(array.shape[axis] for axis in part) for part in parts)
+        return Side(array, order, (array.shape[0], *sizes))
 
     @staticmethod
     def stacked(sides: "list[Side]") -> "Side":
@@ -76,52 +92,18 @@ def summed_outer(
     size: int,
     dtype: Any,
     precision: Any,
-    silence: bool,
 ) -> Inexact[Array, "group left right"]:
-    """sum_bt c_b l_bt r_bt^T of each group."""
+    """sum_bt c_b l_bt r_bt^T of each group, with c on the smaller side."""
     if left.is_places:
-        y = right.array().astype(dtype)
-        y = scaled(factor, silenced(factor, y) if silence else y)
+        y = scaled(factor, right.array().astype(dtype))
         add = functools.partial(jax.ops.segment_sum, num_segments=size)
         batch, groups, rows, width = y.shape
         y = jnp.moveaxis(y, 1, 0).reshape(groups, batch * rows, width)
         places = jnp.moveaxis(left.array(), 1, 0).reshape(groups, batch * rows)
         return jax.vmap(add)(y, places)
-    return scaled_product(factor, left, right, dtype, precision, silence)
-
-
-def scaled_product(
-    factor: PerExample,
-    left: Side,
-    right: Side,
-    dtype: Any,
-    precision: Any,
-    silence: bool,
-) -> Inexact[Array, "group left right"]:
-    """sum_bt c_b l_bt r_bt^T, with the factor put on the smaller side.
-
-    To silence both sides takes a copy of each. They are made a tile of the result at a
-    time: memory is bounded before it is known whether one is needed.
-    """
-    product = functools.partial(jnp.einsum, "bgtl,bgtr->glr", precision=precision)
-    left_size, right_size = left.shape[3], right.shape[3]
-    if not silence:
-        x, y = left.array().astype(dtype), right.array().astype(dtype)
-        if left_size < right_size:
-            return product(scaled(factor, x), y)
-        return product(x, scaled(factor, y))
-    rows, columns = min(left_size, TILE), min(right_size, TILE)
-    down, across = -(-left_size // rows), -(-right_size // columns)
-
-    def add(k: Any, out: Array) -> Array:
-        # A last tile that would stick out is moved in, over what is there already.
-        i = jnp.minimum(k // across * rows, left_size - rows)
-        j = jnp.minimum(k % across * columns, right_size - columns)
-        x = jax.lax.dynamic_slice_in_dim(left.array(), i, rows, 3)
-        y = jax.lax.dynamic_slice_in_dim(right.array(), j, columns, 3)
-        x, y = silenced(factor, x).astype(dtype), silenced(factor, y).astype(dtype)
-        start = (jnp.zeros_like(i), i, j)
-        return jax.lax.dynamic_update_slice(out, product(x, scaled(factor, y)), start)
-
-    zeros = jnp.zeros((left.shape[1], left_size, right_size), dtype)
-    return jax.lax.fori_loop(0, down * across, add, zeros)
+    x, y = left.array().astype(dtype), right.array().astype(dtype)
+    if left.shape[3] < right.shape[3]:
+        x = scaled(factor, x)
+    else:
+        y = scaled(factor, y)
+    return jnp.einsum("bgtl,bgtr->glr", x, y, precision=precision)

@@ -5,7 +5,6 @@ y[B,T,N] = sum_K a[B,T,K] w[B,K,N] gives dw[B,K,N] = sum_T a[B,T,K] d[B,T,N]:
 rows T with a on the left and d on the right, and independent groups B.
 """
 
-import math
 from typing import Any
 
 from .._form import Form
@@ -35,16 +34,9 @@ def forms(site: Site) -> dict[int, Form] | None:
     own = [1 + i for i in site.own_loops(param)]
     shared = [1 + i for i in site.shared_loops(param)]
 
-    def cut(x: Any, groups: Any, rows: Any, side: Any) -> Side:
-        """[batch, group, row, side], each of them one axis."""
-        axes = [
-            [*own, *(lead + i for i in groups)],
-            [*shared, *(lead + i for i in rows)],
-            [lead + i for i in side],
-        ]
-        sizes = [math.prod(x.shape[i] for i in part) for part in axes]
-        order = (0, *(i for part in axes for i in part))
-        return Side(x, order, (x.shape[0], *sizes))
+    def cut(x: Any, groups: Any, rows: Any, entries: Any) -> Side:
+        groups, rows, entries = ([lead + i for i in p] for p in (groups, rows, entries))
+        return Side.cut(x, [*own, *groups], [*shared, *rows], entries)
 
     left = cut(site.operands[other], batch[other], free_a, contract[other])
     right = cut(site.cotangents[0], out_batch, out_a, out_w)
