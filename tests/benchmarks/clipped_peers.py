@@ -148,9 +148,14 @@ def of_torch(batch):
 
 
 def repeated(f):
-    """A function that runs `f` for a tenth of a second and returns its seconds."""
+    """A function that runs `f` for a tenth of a second and returns its seconds.
+
+    What is quick runs once before, since a slow neighbour may have emptied the caches.
+    """
 
     def seconds(repeats):
+        if repeats > 1:
+            f()
         started = time.perf_counter()
         for _ in range(repeats):
             f()
