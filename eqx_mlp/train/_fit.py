@@ -29,7 +29,7 @@ from ._retrace import RetraceGuard
 from ._runner import EpochResult, Runner, UnderWay
 from ._saver import Saver
 from ._state import TrainState, copied, init_state, require_same_optimizer
-from ._step import Transform
+from ._step import Augment, Transform
 
 
 class FitResult(NamedTuple):
@@ -95,6 +95,7 @@ def fit(
     epochs: int,
     batch_size: int,
     transform: Transform | None = None,
+    augment: Augment | None = None,
     validation: tuple | None = None,
     metrics: Metrics | None = None,
     gradient: Callable[..., Any] = mean_grad,
@@ -123,6 +124,9 @@ def fit(
         batch_size: examples an update; the last batch of an epoch may hold fewer.
         transform: from the stored first argument of one example to what the loss takes,
             inside the compiled step, such as `data.image_to_vector`.
+        augment: `augment(x, key)`, from that stored argument and a key of the example's
+            own to a changed one, which then goes through `transform`; in training
+            only. `data.RandomDeformation` is one for images.
         validation: data like `data`, evaluated after each epoch without dropout.
         metrics: name to function of one example, beside the loss.
         gradient: as in `make_step`.
@@ -160,7 +164,9 @@ def fit(
     data, validation = jax.tree.map(jnp.asarray, (data, validation))
     metrics = dict(metrics or {})
     guard = RetraceGuard("the step of fit")
-    recipe = Recipe(loss, optimizer, gradient, trainable, transform, metrics, guard)
+    recipe = Recipe(
+        loss, optimizer, gradient, trainable, transform, metrics, guard, augment
+    )
     state = _initial(model_or_state, optimizer, key, trainable)
     n = size_of(data)
     batch_size = min(batch_size, n)

@@ -22,7 +22,7 @@ from ..per_example import example_keys
 from ._gradient import mean_of
 from ._retrace import RetraceGuard
 from ._state import TrainState
-from ._step import StepFunction, Transform, batch_metrics, make_step
+from ._step import Augment, StepFunction, Transform, batch_metrics, make_step
 
 Data = tuple[PyTree[Shaped[Array, "examples ..."]], ...]
 
@@ -53,6 +53,7 @@ class Recipe(NamedTuple):
     transform: Transform | None
     metrics: Metrics
     guard: RetraceGuard
+    augment: Augment | None = None
 
     def step(self) -> StepFunction:
         """The step function."""
@@ -62,6 +63,7 @@ class Recipe(NamedTuple):
             gradient=self.gradient,
             trainable=self.trainable,
             transform=self.transform,
+            augment=self.augment,
             metrics=self.metrics,
         )
 

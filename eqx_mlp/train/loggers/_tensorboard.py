@@ -41,10 +41,13 @@ class TensorBoardLogger(Logger):
 
     def start(self, step: int) -> None:
         """Begin a file that has later steps dropped."""
+        self.end()
+        self._writer = self._begun(step)
+
+    def _begun(self, step: int) -> Any:
         from tensorboardX import SummaryWriter
 
-        self.end()
-        self._writer = SummaryWriter(
+        return SummaryWriter(
             str(self.folder),
             purge_step=step + 1,
             flush_secs=1,
@@ -54,12 +57,11 @@ class TensorBoardLogger(Logger):
 
     def write(self, rows: Sequence[Row]) -> None:
         """Hand each value to the thread that writes."""
-        if self._writer is None:
-            self.start(0)
+        writer = self._writer = self._writer or self._begun(0)
         for step, values in rows:
             for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+                writer.add_scalar(name, value, step)
+        writer.flush()
 
     def end(self) -> None:
         """Wait until everything is written."""
