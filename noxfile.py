@@ -1,6 +1,7 @@
 """Bare `nox` runs what CI runs: lint, typecheck, tests and the examples in short form.
 
-`nox -l` lists everything. The long sessions (`bench`, `peers`) are run by name.
+`nox -l` lists everything. The long sessions (`bench`, `kills`, `peers`) are run by
+name.
 """
 
 import subprocess
@@ -25,8 +26,24 @@ FOUND = [v for v in ("3.11", "3.12", "3.13", "3.14") if v == CURRENT or is_there
 # The oldest versions that pyproject.toml allows, together; and whatever is newest.
 JAX = {
     "newest": [],
-    "oldest": ["jax==0.7.2", "jaxlib==0.7.2", "equinox==0.13.2", "optax==0.2.6"],
+    "oldest": [
+        "jax==0.7.2",
+        "jaxlib==0.7.2",
+        "equinox==0.13.2",
+        "optax==0.2.6",
+        "orbax-checkpoint==0.11.31",
+    ],
 }
+BENCHMARKS = [
+    "fit_epoch",
+    "fit_cost",
+    "accuracy",
+    "clipped",
+    "clipped_limits",
+    "checkpoint",
+    "ensemble",
+    "precision",
+]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 nox.options.sessions = ["lint", "typecheck", f"tests-{CURRENT}(newest)", "examples"]
@@ -45,6 +62,15 @@ def tests(session, jax):
     """The test suite on each Python found, with the newest jax and the oldest."""
     session.install("-e", ".", *group("tests"), *JAX[jax])
     session.run("pytest", "-n", "2", *session.posargs)
+
+
+@nox.session(python=FOUND)
+@nox.parametrize("jax", [nox.param(name, id=name) for name in JAX])
+def long(session, jax):
+    """The tapped engine on every combination of layers and on 1,000 random programs."""
+    session.install("-e", ".", *group("tests"), "flax", *JAX[jax])
+    tests = session.posargs or ["tests/per_example"]
+    session.run("pytest", "-n", "2", *tests, env={"EQX_MLP_LONG_TESTS": "1"})
 
 
 @nox.session(python=CURRENT)
@@ -84,13 +110,22 @@ def docs(session):
 def bench(session):
     """The numbers of docs/benchmarks.md, as ratios inside one run."""
     session.install("-e", ".[examples]")
-    names = ["fit_epoch", "fit_cost", "accuracy", "clipped", "ensemble", "precision"]
-    for name in session.posargs or names:
+    for name in session.posargs or BENCHMARKS:
         session.run("python", f"tests/benchmarks/{name}.py")
 
 
 @nox.session(python=CURRENT)
+def kills(session):
+    """A run on MNIST, killed fifty times, ends bit for bit as one left alone."""
+    session.install("-e", ".[checkpoint]")
+    session.run("python", "tests/train/kills.py", *session.posargs)
+
+
+@nox.session(python=CURRENT)
 def peers(session):
-    """The same epoch in other frameworks, beside ours."""
-    session.install("-e", ".", *group("peers"))
-    session.run("python", "tests/benchmarks/peers.py", *session.posargs)
+    """Other libraries beside ours: do they agree, and how long do they take."""
+    session.install("-e", ".", *group("tests"), *group("peers"))
+    if not session.posargs:
+        session.run("pytest", "tests/interop")
+    for name in session.posargs or ["peers", "clipped_peers"]:
+        session.run("python", f"tests/benchmarks/{name}.py")

@@ -60,21 +60,38 @@ def logits_of(
     return logits.astype(wide(logits.dtype))
 
 
-@checked(lambda model, x, label, **_: require_label("cross_entropy", label))
+def _require_label(
+    model: Any, x: Any, label: Any, *, smoothing: Any = 0.0, **_: Any
+) -> None:
+    require_label("cross_entropy", label)
+    if not (isinstance(smoothing, float | int) and 0 <= smoothing < 1):
+        raise ValueError(
+            "cross_entropy: smoothing is the share of the label that is spread over "
+            f"all classes and must be in [0, 1), such as 0.1, got {smoothing!r}"
+        )
+
+
+@checked(_require_label)
 def cross_entropy(
     model: Model,
     x: Shaped[ArrayLike, "..."],
     label: Label,
     *,
     key: Key | None = None,
+    smoothing: float | int = 0.0,
 ) -> Scalar:
     """Cross entropy of one example in nats: -log softmax(model(x))[label].
+
+    With label smoothing s, of the softmax and the target (1 - s) * one-hot + s /
+    classes. Source: Szegedy et al. (2016), "Rethinking the Inception architecture for
+    computer vision", section 7.
 
     Args:
         model: gives logits `[classes]`.
         x: one example's features, as the model takes them.
         label: the class, an integer in `0..classes-1`.
         key: handed to the model, for dropout.
+        smoothing: s, in [0, 1); bind it with `functools.partial` for training.
 
     Raises:
         ValueError: a label that is not one integer, or outside the classes. In
@@ -91,6 +108,8 @@ def cross_entropy(
     valid = valid_label("cross_entropy", label, classes)
     # A sum over the one-hot row, whose derivative is the row; indexing would scatter.
     own = jnp.sum(jnp.where(jnp.arange(classes, dtype=label.dtype) == label, logits, 0))
+    if smoothing:
+        own = own + smoothing * (jnp.mean(logits) - own)
     # A factor, because a NaN that where() picks would have gradient zero.
     return (jax.nn.logsumexp(logits) - own) * jnp.where(valid, 1, jnp.nan)
 

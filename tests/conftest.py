@@ -4,6 +4,8 @@ import os
 import random
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+# Programs here run once or twice: compile them fast rather than to run fast.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
 import pytest

@@ -1,5 +1,7 @@
 """Losses of one example against NumPy, and what they refuse."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +30,28 @@ def test_its_gradient_is_softmax_minus_the_one_hot_label():
     softmax = np.exp(LOGITS - 30.0)
     softmax /= softmax.sum()
     np.testing.assert_allclose(grad, softmax - np.eye(4)[2], atol=1e-6)
+
+
+def test_smoothing_is_cross_entropy_with_the_smoothed_target():
+    target = 0.9 * np.eye(4)[2] + 0.1 / 4
+    exact = LOGITS.astype(np.float64)
+    log_softmax = exact - np.log(np.exp(exact).sum())
+    smoothed = functools.partial(losses.cross_entropy, smoothing=0.1)
+    loss, grad = jax.value_and_grad(lambda x: smoothed(identity, x, 2))(LOGITS)
+    np.testing.assert_allclose(loss, -target @ log_softmax, rtol=1e-6)
+    np.testing.assert_allclose(grad, np.exp(log_softmax) - target, atol=1e-6)
+
+
+def test_a_class_ruled_out_costs_nothing_without_smoothing():
+    logits = jnp.array([0.0, -jnp.inf, 0.0])
+    loss = losses.cross_entropy(identity, logits, 0)
+    np.testing.assert_allclose(loss, np.log(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0, "0.1"])
+def test_smoothing_outside_its_range_is_a_value_error(smoothing):
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\), such as 0.1, got"):
+        losses.cross_entropy(identity, LOGITS, 0, smoothing=smoothing)
 
 
 def test_huge_logits_do_not_overflow():

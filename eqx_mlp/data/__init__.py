@@ -2,6 +2,8 @@
 
 from ._batch import Batch as Batch
 from ._batch import epoch_permutation as epoch_permutation
+from ._deform import RandomDeformation as RandomDeformation
+from ._deform import deform as deform
 from ._idx import load_idx_pair as load_idx_pair
 from ._idx import read_idx as read_idx
 from ._mnist import DataNotFoundError as DataNotFoundError

@@ -176,6 +176,11 @@ def rebuilt(model: Model, new: Model) -> Model:
     return new
 
 
+def stacked_of(model: Model) -> Model:
+    """The members as one model of stacked arrays, or the model itself."""
+    return model.members if isinstance(model, Ensemble) else model
+
+
 def members_of(model: Model) -> list[Model]:
     """Each member as a plain model, or the model itself."""
     return list(model) if isinstance(model, Ensemble) else [model]

@@ -57,7 +57,7 @@ class FormedGradients(Gradients):
     def __init__(self, grads: PyTree) -> None:
         self.leaves, self.tree = jax.tree.flatten(grads)
 
-    def norms(self) -> list[PerExample | None]:
+    def norms(self, then_sum: bool) -> list[PerExample | None]:
         """From the entries."""
         return list(careful_norms(self.leaves))
 

@@ -58,7 +58,7 @@ def per_example_grad_norm(
         def chunk_norms(carry: None, chunk: tuple) -> tuple[None, tuple]:
             rows, counts = chunk
             value, aux, grads = route.backward(rows)
-            norm = total_norm(grads.norms(), value)
+            norm = total_norm(grads.norms(then_sum=False), value)
             return carry, (zero_padding(value, counts), aux, zero_padding(norm, counts))
 
         _, (value, aux, norm) = scan_chunks(

@@ -12,8 +12,12 @@ class Gradients(abc.ABC):
     """The gradients of a batch, formed or not."""
 
     @abc.abstractmethod
-    def norms(self) -> list[PerExample | None]:
-        """Each parameter's norms, in the order of leaves; None where all are zero."""
+    def norms(self, then_sum: bool) -> list[PerExample | None]:
+        """Each parameter's norms, in the order of leaves; None where all are zero.
+
+        `then_sum` says whether weighted sums will be asked for, too: then another way
+        to the norms may be the cheapest.
+        """
 
     @abc.abstractmethod
     def weighted_sums(

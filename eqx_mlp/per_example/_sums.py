@@ -34,7 +34,7 @@ def sums_by_norm(
     def add_chunk(sums: PyTree, chunk: tuple) -> tuple[PyTree, tuple]:
         (rows, weight), counts = chunk
         value, aux, grads = route.backward(rows)
-        norms = grads.norms()
+        norms = grads.norms(then_sum=True)
         norm = total_norm(norms, value)
         finite = jnp.all(jnp.isfinite(norm)) if silence else True
         norm = zero_padding(norm, counts)

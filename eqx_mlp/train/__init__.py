@@ -1,6 +1,10 @@
 """Training: a state, a pure step, the compiled loop, metrics over data."""
 
+from ._call import Call as Call
 from ._callback import Callback as Callback
+from ._checkpoint import Checkpoints as Checkpoints
+from ._checkpoint import load as load
+from ._checkpoint import save as save
 from ._ema import ema_model as ema_model
 from ._ema import with_ema as with_ema
 from ._evaluate import evaluate as evaluate
@@ -13,6 +17,16 @@ from ._optimizer import multi_transform as multi_transform
 from ._precision import mixed_precision as mixed_precision
 from ._rate_range import RateRange as RateRange
 from ._rate_range import learning_rate_range as learning_rate_range
+from ._retrace import RetraceWarning as RetraceWarning
+from ._retrace import retrace_guard as retrace_guard
 from ._state import TrainState as TrainState
 from ._state import init_state as init_state
 from ._step import make_step as make_step
+from .callbacks import CheckFinite as CheckFinite
+from .callbacks import EarlyStopping as EarlyStopping
+from .callbacks import LearningRate as LearningRate
+from .callbacks import NonFiniteError as NonFiniteError
+from .loggers import CSVLogger as CSVLogger
+from .loggers import JSONLogger as JSONLogger
+from .loggers import Logger as Logger
+from .loggers import TensorBoardLogger as TensorBoardLogger

@@ -1,7 +1,7 @@
 """Training on arrays in memory."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,22 +9,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checked import checked
-from .._keys import require_key, with_key
+from .._keys import require_key
 from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..data import epoch_permutation
 from ..metrics import Metrics
-from ..nn._ensemble import members_of
 from ._callback import Callback, require_callbacks
+from ._cause import raise_loss_cause
+from ._checkpoint import Checkpoints, require_checkpoints
 from ._data import padded, require_count, require_data, size_of
 from ._ema import models_of
 from ._evaluate import evaluate, require_metrics
 from ._gradient import mean_grad
+from ._history import History
+from ._logging import Logging, loggers_of
 from ._loop import Epoch, Recipe
 from ._optimizer import require_optimizer
 from ._progress import Progress
-from ._runner import EpochResult, Runner
-from ._state import TrainState, init_state, require_same_optimizer
-from ._step import Transform, transformed
+from ._retrace import RetraceGuard
+from ._runner import EpochResult, Runner, UnderWay
+from ._saver import Saver
+from ._state import TrainState, copied, init_state, require_same_optimizer
+from ._step import Augment, Transform
 
 
 class FitResult(NamedTuple):
@@ -54,6 +59,9 @@ def _require(
     validation: Any = None,
     metrics: Any = None,
     callbacks: Any = (),
+    checkpoint: Any = None,
+    logger: Any = None,
+    log_every: Any = 50,
     **counts: Any,
 ) -> None:
     require_data("fit", "data", data)
@@ -64,6 +72,9 @@ def _require(
     require_metrics("fit", metrics or {})
     require_optimizer("fit", optimizer)
     require_callbacks(callbacks)
+    require_checkpoints(checkpoint)
+    loggers_of(logger)
+    require_count("fit", log_every=log_every)
     if not isinstance(model_or_state, TrainState):
         require_key("fit", key)
     elif key is not None:
@@ -84,11 +95,15 @@ def fit(
     epochs: int,
     batch_size: int,
     transform: Transform | None = None,
+    augment: Augment | None = None,
     validation: tuple | None = None,
     metrics: Metrics | None = None,
     gradient: Callable[..., Any] = mean_grad,
     trainable: Trainable = None,
     callbacks: Sequence[Callback] = (),
+    checkpoint: Checkpoints | None = None,
+    logger: Any = None,
+    log_every: int = 50,
     progress: bool = True,
 ) -> FitResult:
     """Train on arrays in memory.
@@ -109,11 +124,22 @@ def fit(
         batch_size: examples an update; the last batch of an epoch may hold fewer.
         transform: from the stored first argument of one example to what the loss takes,
             inside the compiled step, such as `data.image_to_vector`.
+        augment: `augment(x, key)`, from that stored argument and a key of the example's
+            own to a changed one, which then goes through `transform`; in training
+            only. `data.RandomDeformation` is one for images.
         validation: data like `data`, evaluated after each epoch without dropout.
         metrics: name to function of one example, beside the loss.
         gradient: as in `make_step`.
         trainable: which leaves are trained, as in `init_state`.
-        callbacks: what runs between epochs, and may end the run.
+        callbacks: what runs between compiled calls, and may end the run.
+        checkpoint: where the run is kept. If it is there already, the call goes on from
+            its last checkpoint, to the end that an uninterrupted run has, bit for bit.
+            Ctrl-C and SIGTERM then write a checkpoint and leave with SystemExit.
+        logger: where numbers are written as the run goes: a path, for JSON lines (or a
+            table, if it ends in .csv), a `Logger`, any object with `log(step, values)`,
+            or a list of these.
+        log_every: log the loss of each step whose number this divides; an epoch's
+            numbers are always logged.
         progress: whether to show a bar when standard error is a terminal.
 
     Returns:
@@ -121,7 +147,9 @@ def fit(
 
     Raises:
         ValueError: no example, arguments of different lengths, counts below 1, no key,
-            a state of another optimiser, and what the loss raises for its example.
+            a state of another optimiser, a checkpoint that is damaged or of another
+            run, and what the loss raises for its example.
+        RuntimeError: another process is writing into the checkpoint's folder.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqx_mlp import MLP, fit, losses
@@ -135,50 +163,70 @@ def fit(
     """
     data, validation = jax.tree.map(jnp.asarray, (data, validation))
     metrics = dict(metrics or {})
-    recipe = Recipe(loss, optimizer, gradient, trainable, transform, metrics)
+    guard = RetraceGuard("the step of fit")
+    recipe = Recipe(
+        loss, optimizer, gradient, trainable, transform, metrics, guard, augment
+    )
     state = _initial(model_or_state, optimizer, key, trainable)
     n = size_of(data)
     batch_size = min(batch_size, n)
-    first, done = divmod(int(state.step), -(-n // batch_size))
+    steps = -(-n // batch_size)
     validated = models_of(state) if validation is not None else ()
-    history = _History(["loss", *metrics], validated)
-    for callback in callbacks:
-        callback.on_start(state, history.arrays())
-    with Progress(epochs, n, first * n + done * batch_size, progress) as bar:
-        runner = Runner(bar)
-        # The runs give up the state's buffers, and shuffling outlives them.
-        key = state.key.copy()
+    history = History(["loss", *metrics], validated)
+    if logger is not None:
+        # First, so that what another callback raises does not keep a row from the log.
+        callbacks = [Logging(loggers_of(logger), log_every), *callbacks]
+    about = {
+        "data": [f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(data)],
+        "batch_size": batch_size,
+        "history": list(history.arrays()),
+    }
+    with Saver(checkpoint, about, history, callbacks) as saver:
+        done = int(state.step) % steps
+        state, begun = saver.resume(state, UnderWay(done, done))
+        for callback in callbacks:
+            callback.on_start(state, history.arrays())
+        saver.start(state)
+        first = int(state.step) // steps
+        rows = first * n + begun.done * batch_size
+        with Progress(epochs, n, rows, progress) as bar:
+            runner = Runner(bar, callbacks, saver.between, saver.every)
+            # The runs give up the state's buffers, and shuffling outlives them.
+            key = state.key.copy()
 
-        @functools.lru_cache(maxsize=2)
-        def order_of(number: int) -> jax.Array:
-            order = padded(epoch_permutation(key, number, n), batch_size)
-            return jax.device_put(order)
+            @functools.lru_cache(maxsize=2)
+            def order_of(number: int) -> jax.Array:
+                order = padded(epoch_permutation(key, number, n), batch_size)
+                return jax.device_put(order)
 
-        for number in range(first, epochs):
-            epoch = Epoch(recipe, data, order_of(number), batch_size)
-            shuffle_next = functools.partial(order_of, min(number + 1, epochs - 1))
-            ran = runner.run(epoch, number, state, done, shuffle_next)
-            state, done = ran.state, 0
-            if history.finite and not np.all(np.isfinite(ran.step_loss)):
-                _raise_cause(epoch, ran)
-            history.add(ran, runner.compile_seconds)
-            if validation is not None:
-                for prefix, model in models_of(state).items():
-                    values = evaluate(
-                        model,
-                        validation,
-                        metrics={"loss": loss, **metrics},
-                        batch_size=batch_size,
-                        transform=transform,
-                        key=state.key,
-                    )
-                    history.add_validation(prefix, values)
-            if callbacks:
-                arrays = history.arrays()
-                if any([callback.on_epoch(state, arrays) for callback in callbacks]):
+            for number in range(first, first if saver.ended else epochs):
+                epoch = Epoch(recipe, data, order_of(number), batch_size)
+                shuffle_next = functools.partial(order_of, min(number + 1, epochs - 1))
+                ran = runner.run(epoch, number, state, begun, shuffle_next)
+                state, begun = ran.state, UnderWay()
+                if history.finite and not np.all(np.isfinite(ran.step_loss)):
+                    _raise_cause(epoch, ran)
+                history.add(ran)
+                if validation is not None:
+                    for prefix, model in models_of(state).items():
+                        values = evaluate(
+                            model,
+                            validation,
+                            metrics={"loss": loss, **metrics},
+                            batch_size=batch_size,
+                            transform=transform,
+                            key=state.key,
+                        )
+                        history.add_validation(prefix, values)
+                history.add_measured([c.measure(state) for c in callbacks])
+                arrays = history.arrays() if callbacks else {}
+                stop = any([c.on_epoch(state, arrays) for c in callbacks])
+                saver.after_epoch(state, stop, last=stop or number == epochs - 1)
+                if stop:
                     break
-    for callback in callbacks:
-        callback.on_end(state, history.arrays())
+        for callback in callbacks:
+            given = callback.on_end(state, history.arrays())
+            state = state if given is None else given
     return FitResult(state, history.arrays())
 
 
@@ -191,50 +239,12 @@ def _initial(
     else:
         state = init_state(model_or_state, optimizer, key=key, trainable=trainable)
     # The steps reuse the state's buffers; the caller's arrays must stay valid.
-    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
+    return copied(state)
 
 
 def _raise_cause(epoch: Epoch, ran: EpochResult) -> None:
-    # In compiled code the loss could not check values, such as a label's range. Call it
-    # on each example of the first batch that went wrong, where its checks can raise.
+    # Of the first batch that went wrong.
     last = epoch.order.shape[0] // epoch.batch_size - 1
     wrong = int(np.argwhere(~np.isfinite(ran.step_loss))[0, 0])
-    example = epoch.batch(last - len(ran.step_loss) + 1 + wrong).example
-    loss = transformed(epoch.recipe.loss, epoch.recipe.transform)
-    for i in range(epoch.batch_size):
-        row = jax.tree.map(lambda x, i=i: x[i], example)
-        for model in members_of(ran.state.model):
-            with_key(loss, model, *row, key=ran.state.key)
-
-
-class _History:
-    """Values by name, an entry an epoch."""
-
-    def __init__(self, names: list[str], validated: Iterable[str]) -> None:
-        self.finite = True
-        validation = [f"{prefix}val_{name}" for prefix in validated for name in names]
-        self._epochs: dict[str, list[Any]] = {
-            name: [] for name in [*names, "seconds", *validation]
-        }
-        self._step_loss: list[np.ndarray] = []
-        self._compile_seconds: float | None = None
-
-    def add(self, ran: EpochResult, compile_seconds: float | None) -> None:
-        self.finite = self.finite and bool(np.all(np.isfinite(ran.step_loss)))
-        self._step_loss.append(ran.step_loss)
-        self._compile_seconds = compile_seconds
-        self._append(ran.values)
-
-    def add_validation(self, prefix: str, values: dict[str, Any]) -> None:
-        self._append({f"{prefix}val_{name}": value for name, value in values.items()})
-
-    def _append(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            self._epochs[name].append(value)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        step_loss = self._step_loss or [np.zeros(0, np.float32)]
-        return {name: np.asarray(values) for name, values in self._epochs.items()} | {
-            "step_loss": np.concatenate(step_loss),
-            "compile_seconds": np.asarray(self._compile_seconds or 0.0),
-        }
+    batch = epoch.batch(last - len(ran.step_loss) + 1 + wrong)
+    raise_loss_cause(epoch.recipe, ran.state.model, batch, ran.state.key)

@@ -20,8 +20,9 @@ from ..data import Batch
 from ..metrics import Metric, Metrics
 from ..per_example import example_keys
 from ._gradient import mean_of
+from ._retrace import RetraceGuard
 from ._state import TrainState
-from ._step import StepFunction, Transform, batch_metrics, make_step
+from ._step import Augment, StepFunction, Transform, batch_metrics, make_step
 
 Data = tuple[PyTree[Shaped[Array, "examples ..."]], ...]
 
@@ -51,6 +52,8 @@ class Recipe(NamedTuple):
     trainable: Trainable
     transform: Transform | None
     metrics: Metrics
+    guard: RetraceGuard
+    augment: Augment | None = None
 
     def step(self) -> StepFunction:
         """The step function."""
@@ -60,6 +63,7 @@ class Recipe(NamedTuple):
             gradient=self.gradient,
             trainable=self.trainable,
             transform=self.transform,
+            augment=self.augment,
             metrics=self.metrics,
         )
 
@@ -84,10 +88,17 @@ class EpochLoop:
     as `eqx.filter_jit` does, takes longer than the host may.
     """
 
-    def __init__(self, epoch: Epoch, state: TrainState, shapes: Any = None):
-        """Begin an epoch, giving up the state's buffers.
+    def __init__(
+        self,
+        epoch: Epoch,
+        state: TrainState,
+        shapes: Any = None,
+        so_far: tuple[dict[str, Metric], Float[ArrayLike, "steps ..."]] | None = None,
+    ):
+        """Begin an epoch, or go on in it, giving up the state's buffers.
 
-        `shapes` is what another epoch of the run has as `shapes`.
+        `shapes` is what another epoch of the run has as `shapes`, and `so_far` what
+        this one had when it was left.
         """
         self.steps = epoch.order.shape[0] // epoch.batch_size
         self._fixed, epoch_static = _flatten(epoch)
@@ -101,7 +112,13 @@ class EpochLoop:
             step_loss = jax.ShapeDtypeStruct((self.steps, *members), jnp.float32)
             shapes = one, step_loss
         self.shapes = shapes
-        sums, step_loss = zeros_of(shapes)
+        if so_far is not None and _types(so_far) != _types(shapes):
+            raise ValueError(
+                "fit: the metrics are not those of the run that is to go on: expected "
+                f"sums of {_types(shapes)}, got {_types(so_far)}"
+            )
+        sums, step_loss = so_far or zeros_of(shapes)
+        self._carry: tuple[list[Array], dict[str, Metric], Any]
         self._carry = (arrays, sums, step_loss)
 
     def run(
@@ -121,6 +138,11 @@ class EpochLoop:
     def state(self) -> TrainState:
         """The state so far; its arrays are valid until the next run."""
         return _unflatten(self._carry[0], self._static[1])
+
+    @property
+    def so_far(self) -> tuple[dict[str, Metric], Float[ArrayLike, "steps ..."]]:
+        """The metrics' sums and each step's loss; valid until the next run."""
+        return self._carry[1], self._carry[2]
 
     @property
     def values(self) -> dict[str, Any]:
@@ -146,6 +168,7 @@ class EpochLoop:
 @functools.partial(jax.jit, static_argnums=0)
 def _step(static: Any, fixed: list, arrays: list, i: Any) -> tuple[list, dict]:
     epoch, state = _unflatten(fixed, static[0]), _unflatten(arrays, static[1])
+    epoch.recipe.guard.traced({"state": state, "data": epoch.data})
     state, metrics = epoch.recipe.step()(state, epoch.batch(i))
     return _flatten(state)[0], metrics
 
@@ -160,6 +183,13 @@ def _run_steps(static: Any, fixed: list, carry: tuple, span: tuple) -> tuple:
         return arrays, sums, step_loss.at[i].set(loss)
 
     return jax.lax.fori_loop(span[0], span[1], body, carry)
+
+
+def _types(tree: PyTree) -> dict[str, str]:
+    return {
+        jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}"
+        for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
 
 
 def _flatten(tree: PyTree) -> tuple[list[Array], Hashable]:

@@ -72,6 +72,11 @@ def init_state(
     return TrainState(model, opt_state, jnp.zeros((), jnp.int32), key)
 
 
+def copied(state: TrainState) -> TrainState:
+    """`state` in buffers of its own, which the next steps do not reuse."""
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
+
+
 def _first_opt_state(
     optimizer: Optimizer, model: Model, trainable: Trainable
 ) -> PyTree:

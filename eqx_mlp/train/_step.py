@@ -11,11 +11,11 @@ from jaxtyping import Array, PyTree
 
 from .._checked import checked
 from .._keys import with_key
-from .._types import Loss, Model, Optimizer, Trainable
+from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..data import Batch
 from ..metrics import Metric, Metrics, sum_metric
 from ..nn._ensemble import each_member, rebuilt
-from ..per_example import ExampleStats, as_batch, example_keys
+from ..per_example import ExampleStats, as_batch, example_keys, require_batch
 from ..per_example._loss import split_trainable
 from ._gradient import mean_grad, mean_of
 from ._loss_scale import scaled_as_by
@@ -24,6 +24,8 @@ from ._state import TrainState, optax_promotion
 
 # From the stored first argument of one example to what the loss takes.
 Transform: TypeAlias = Callable[[Any], Any]
+# From the stored first argument of one example and a key to another one like it.
+Augment: TypeAlias = Callable[[Any, Key], Any]
 StepFunction: TypeAlias = Callable[
     [TrainState, Any], tuple[TrainState, dict[str, Metric]]
 ]
@@ -37,6 +39,7 @@ def make_step(
     gradient: Callable[..., Any] = mean_grad,
     trainable: Trainable = None,
     transform: Transform | None = None,
+    augment: Augment | None = None,
     metrics: Metrics | None = None,
 ) -> StepFunction:
     """A pure training step, to be jitted, scanned or vmapped as the user likes.
@@ -50,6 +53,8 @@ def make_step(
             `functools.partial(clipped_grad, l2_clip_norm=1.0, normalize_by=256)`.
         trainable: which leaves are trained; the one `init_state` was given.
         transform: from the stored first argument of one example to what the loss takes.
+        augment: `augment(x, key)`, from that stored argument and a key of the example's
+            own to a changed one, which then goes through `transform`.
         metrics: further metrics by name, functions of one example, computed with the
             model before the update.
 
@@ -82,6 +87,8 @@ def make_step(
         if isinstance(batch, tuple):
             batch = Batch(batch)
         key = jax.random.fold_in(state.key, state.step)
+        if augment is not None:
+            batch = augmented(batch, augment, key)
 
         def of_model(model: Model, opt_state: PyTree) -> tuple[Model, PyTree, dict]:
             grad = gradient_of(scaled_as_by(opt_state, of_stored))
@@ -149,6 +156,17 @@ def transformed(function: Callable[..., Any], transform: Transform | None) -> An
         return function(model, transform(x), *rest, **kwargs)
 
     return of_stored
+
+
+def augmented(batch: Batch, augment: Augment, key: Key) -> Batch:
+    """The batch with its first argument augmented, each example by a key of its own."""
+    # No example has this place, so the loss's keys stay independent of these.
+    own = jax.random.fold_in(key, 2**32 - 1)
+    require_batch("step", batch.example, batch.weight)
+    x, *rest = batch.example
+    keys: Any = example_keys(own, batch.size)
+    x = jax.vmap(augment)(x, keys)
+    return Batch((x, *rest), batch.weight)
 
 
 def batch_metrics(

@@ -1,5 +1,6 @@
 """How every benchmark here measures: interleaved rounds, medians, ratios in one run."""
 
+import random
 import statistics
 import time
 
@@ -7,12 +8,12 @@ import time
 def interleaved(rounds, **functions):
     """The seconds of each function, all of them once a round, after a warm-up round.
 
-    Each round begins with another one: what ran before leaves its mark on what follows.
+    Each round has an order of its own: what ran before leaves its mark on what follows.
     """
     seconds = {name: [] for name in functions}
+    shuffled = random.Random(0)
     for r in range(rounds + 1):
-        names = list(functions)
-        for name in names[r % len(names) :] + names[: r % len(names)]:
+        for name in shuffled.sample(list(functions), len(functions)):
             function = functions[name]
             started = time.perf_counter()
             taken = function()

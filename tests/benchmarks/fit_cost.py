@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fit_epoch import BATCH, epoch_by_hand, init_by_hand, optimizer_of
+from fit_epoch import BATCH, epoch_by_hand, optimizer_of
 
 from eqx_mlp import MLP, data, fit, losses
 from eqx_mlp.train import _loop
@@ -57,14 +57,9 @@ def one_epoch():
 
 
 def by_hand():
-    x, y = map(jnp.asarray, data.mnist().train)
-    optimizer = optimizer_of(4690)
-    epoch = epoch_by_hand(optimizer, x, y)
-    params = init_by_hand(jax.random.key(0))
-    carry = (params, optimizer.init(params))
-    for i in range(2):
-        carry, losses_ = epoch(carry, jax.random.key(i))
-        losses_.block_until_ready()
+    epoch = epoch_by_hand(optimizer_of(4690), *map(jnp.asarray, data.mnist().train))
+    for _ in range(2):
+        epoch()
 
 
 def data_alone():

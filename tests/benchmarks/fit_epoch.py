@@ -32,21 +32,23 @@ def init_by_hand(key, sizes=(784, 256, 128, 10)):
     ]
 
 
-def epoch_by_hand(optimizer, x, y):
-    """`epoch(carry, key) -> (carry, losses)`, compiled, its buffers donated."""
-    steps = x.shape[0] // BATCH
+def loss_by_hand(params, x, y):
+    """The mean over a batch, or the loss of one example."""
+    for w, b in params[:-1]:
+        x = jax.nn.relu(x @ w + b)
+    w, b = params[-1]
+    logits = x @ w + b
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
-    def loss(params, x, y):
-        for w, b in params[:-1]:
-            x = jax.nn.relu(x @ w + b)
-        w, b = params[-1]
-        logits = x @ w + b
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+def epoch_by_hand(optimizer, x, y):
+    """A function that trains for one epoch, compiled, its buffers donated."""
+    steps = x.shape[0] // BATCH
 
     def step(carry, index):
         params, opt_state = carry
         images = x[index].reshape(BATCH, -1).astype(jnp.float32) / 255
-        value, grads = jax.value_and_grad(loss)(params, images, y[index])
+        value, grads = jax.value_and_grad(loss_by_hand)(params, images, y[index])
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), value
 
@@ -55,7 +57,38 @@ def epoch_by_hand(optimizer, x, y):
         order = jax.random.permutation(key, x.shape[0])[: steps * BATCH]
         return jax.lax.scan(step, carry, order.reshape(steps, BATCH))
 
-    return epoch
+    params = init_by_hand(jax.random.key(0))
+    carry, count = (params, optimizer.init(params)), 0
+
+    def run():
+        nonlocal carry, count
+        count += 1
+        carry, values = epoch(carry, jax.random.key(count))
+        values.block_until_ready()
+
+    return run
+
+
+def epoch_by_fit(optimizer, x, y, **extra):
+    """A function that trains for one epoch by `fit` and returns its seconds."""
+    model = MLP(784, 10, (256, 128), key=jax.random.key(0))
+
+    def run():
+        result = fit(
+            model,
+            (x, y),
+            loss=losses.cross_entropy,
+            optimizer=optimizer,
+            key=jax.random.key(1),
+            epochs=1,
+            batch_size=BATCH,
+            transform=data.image_to_vector,
+            progress=False,
+            **extra,
+        )
+        return result.history["seconds"][0]
+
+    return run
 
 
 def main():
@@ -63,43 +96,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=11)
     args = parser.parse_args()
     x, y = map(jnp.asarray, data.mnist().train)
-    optimizer = optimizer_of(4690)
-    model = MLP(784, 10, (256, 128), key=jax.random.key(0))
-    epoch = epoch_by_hand(optimizer, x, y)
-    params = init_by_hand(jax.random.key(0))
-    carry = (params, optimizer.init(params))
-    count = 0
-
-    def by_hand():
-        nonlocal carry, count
-        count += 1
-        carry, losses_ = epoch(carry, jax.random.key(count))
-        losses_.block_until_ready()
-
-    def by_fit(**extra):
-        def run():
-            result = fit(
-                model,
-                (x, y),
-                loss=losses.cross_entropy,
-                optimizer=optimizer,
-                key=jax.random.key(1),
-                epochs=1,
-                batch_size=BATCH,
-                transform=data.image_to_vector,
-                progress=False,
-                **extra,
-            )
-            return result.history["seconds"][0]
-
-        return run
-
+    given = (optimizer_of(4690), x, y)
+    with_accuracy = epoch_by_fit(*given, metrics={"accuracy": metrics.accuracy})
     seconds = interleaved(
         args.rounds,
         **{
-            "lax.scan by hand": by_hand,
-            "fit": by_fit(),
-            "fit, with accuracy": by_fit(metrics={"accuracy": metrics.accuracy}),
+            "lax.scan by hand": epoch_by_hand(*given),
+            "fit": epoch_by_fit(*given),
+            "fit, with accuracy": with_accuracy,
         },
     )
     table(seconds, "lax.scan by hand")

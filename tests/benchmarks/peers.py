@@ -1,6 +1,6 @@
 """An MNIST epoch in other frameworks, written as their guides do, beside `fit`.
 
-    nox -s peers
+    nox -s peers -- peers
 
 The network is 784-256-128-10, the optimiser Adam, the batch 128. Each loop gathers its
 batches from uint8 images in memory. Needs torch and flax.
@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from _measure import interleaved, table
-from fit_epoch import BATCH, epoch_by_hand, init_by_hand
+from fit_epoch import BATCH, epoch_by_fit, epoch_by_hand
 
-from eqx_mlp import MLP, data, fit, losses
+from eqx_mlp import data
 
 
 def pure_jax_loop(x, y):
@@ -110,39 +110,14 @@ def torch_loop(x, y, compiled):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--compile", action="store_true", help="also torch.compile")
     args = parser.parse_args()
     x, y = data.mnist().train
-    optimizer = optax.adam(1e-3)
-    on_device = tuple(map(jnp.asarray, (x, y)))
-    model = MLP(784, 10, (256, 128), key=jax.random.key(0))
-    scan = epoch_by_hand(optimizer, *on_device)
-    params = init_by_hand(jax.random.key(0))
-    carry = (params, optimizer.init(params))
-
-    def by_hand():
-        nonlocal carry
-        carry, values = scan(carry, jax.random.key(1))
-        values.block_until_ready()
-
-    def by_fit():
-        result = fit(
-            model,
-            on_device,
-            loss=losses.cross_entropy,
-            optimizer=optimizer,
-            key=jax.random.key(1),
-            epochs=1,
-            batch_size=BATCH,
-            transform=data.image_to_vector,
-            progress=False,
-        )
-        return result.history["seconds"][0]
-
+    given = (optax.adam(1e-3), *map(jnp.asarray, (x, y)))
     loops = {
-        "eqx_mlp.fit": by_fit,
-        "lax.scan by hand": by_hand,
+        "eqx_mlp.fit": epoch_by_fit(*given),
+        "lax.scan by hand": epoch_by_hand(*given),
         "Python loop, jitted step": pure_jax_loop(x, y),
     }
     if importlib.util.find_spec("flax"):

@@ -373,7 +373,7 @@ def test_options_that_cannot_be_meant_are_a_value_error(options, match):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda f: f(W), "argument 1 is missing: got 1 positional"),
+        (lambda f: f(W), "clipped_grad: argument 1 is missing: got 1 positional"),
         (lambda f: f(W, (X, X[:2])), r"argument 1\[0\]: 3, argument 1\[1\]: 2"),
         (lambda f: f(W, X, mask=jnp.ones(2)), r"argument 2\['mask'\]: 2"),
         (lambda f: f(W, jnp.array(1.0)), "argument 1 of the batch has no axis 0"),

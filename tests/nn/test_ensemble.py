@@ -1,6 +1,7 @@
 """Ensembles: what is stacked, what they predict, and that members train as if alone."""
 
 import functools
+import json
 
 import equinox as eqx
 import jax
@@ -11,7 +12,10 @@ import pytest
 
 from eqx_mlp import (
     MLP,
+    CheckFinite,
+    Checkpoints,
     Ensemble,
+    NonFiniteError,
     clipped_grad,
     decay_mask,
     ema_model,
@@ -266,3 +270,40 @@ def test_probabilities_are_averaged_and_disagreement_is_mutual_information():
 def test_bad_arguments_are_value_errors(call, match):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+def test_logs_have_a_row_with_each_members_numbers_and_checks_look_at_each(tmp_path):
+    ensemble, log = Ensemble([model_of(0), model_of(1)]), tmp_path / "log.jsonl"
+    kept = options(epochs=1, metrics={}, trainable="layers.0")
+    kept["checkpoint"] = Checkpoints(tmp_path / "run")
+    history = fit(
+        ensemble, data_of(), **kept, logger=log, log_every=1, callbacks=[CheckFinite()]
+    ).history
+    *steps, epoch = map(json.loads, log.read_text().splitlines())
+    for row, loss in zip(steps, history["step_loss"], strict=True):
+        assert row["step_loss/0"] == pytest.approx(loss[0])
+        assert row["step_loss/1"] == pytest.approx(loss[1])
+    assert epoch["loss/1"] == pytest.approx(history["loss"][0, 1])
+    again = fit(ensemble, data_of(), **kept).history
+    np.testing.assert_array_equal(again["step_loss"], history["step_loss"])
+    kept["checkpoint"] = Checkpoints(tmp_path / "best", best="loss")
+    with pytest.raises(ValueError, match="best must be one number an epoch"):
+        fit(ensemble, data_of(), **kept)
+
+
+def test_the_one_member_that_is_not_finite_is_found():
+    weights = Ensemble([jnp.ones(2), jnp.full(2, 1e30)])
+    with pytest.raises(
+        NonFiniteError, match=r"the loss is \[ ?2\. *inf\].*first at the"
+    ) as e:
+        fit(
+            weights,
+            (jnp.ones(8),),
+            **options(
+                loss=lambda w, x: jnp.sum(w * w * w * x),
+                optimizer=optax.sgd(0.0),
+                metrics={},
+                callbacks=[CheckFinite()],
+            ),
+        )
+    assert e.value.step == 1

@@ -41,6 +41,9 @@ STEPS = {
     )[0],
     "jit": lambda p, h: jax.jit(lambda w, h: jnp.sin(h @ w.T))(p["w"], h),
     "remat": lambda p, h: jax.checkpoint(lambda w, h: jnp.sin(h @ w))(p["v"], h),
+    "stacked remat": lambda p, h: jax.lax.scan(
+        jax.checkpoint(lambda c, w: (jnp.tanh(c @ w + p["b"][None]), None)), h, p["k"]
+    )[0],
     "cond": lambda p, h: jax.lax.cond(
         h[0, 0] > 0, lambda p, h: h @ p["w"], lambda p, h: h + p["b"][None], p, h
     ),
@@ -52,6 +55,9 @@ STEPS = {
     "penalty": lambda p, h: h + 0.1 * jnp.sum(jnp.square(p["w"])),
     "attend": lambda p, h: jax.nn.softmax(h @ p["w"] @ h.T) @ h,
     "conv": lambda p, h: jnp.convolve(h[:, 0], p["b"], "same")[:, None] + h,
+    "image": lambda p, h: (
+        h + jax.lax.conv(h[None, None], p["k"][:1, None, 1:], (1, 1), "SAME")[0, 0]
+    ),
 }
 
 

@@ -119,13 +119,20 @@ def test_a_table_that_is_also_the_output_layer(routes_agree):
     assert explain(loss)(normal(0, 30, 20), ids).parameters[0].rule == "Gram"
 
 
-@pytest.mark.parametrize("rows", [2, 64])
+@pytest.mark.parametrize("rows", [10, 11, 60])
 def test_many_rows_are_formed_and_few_are_not(rows, routes_agree):
     loss = lambda w, x: jnp.sum(jnp.sin(x @ w))
-    w, x = normal(0, 12, 10), normal(1, 2, rows, 12)
-    routes_agree(loss, w, x)
+    w, x = normal(0, 120, 100), normal(1, 2, rows, 120)
+    stats = routes_agree(loss, w, x)
     rule = explain(loss)(w, x).parameters[0].rule
-    assert rule == ("Gram" if rows < 12 * 10 / 22 else "formed")
+    assert rule == ("Gram" if rows**2 < 2 * 120 * 100 / 220 else "formed")
+    # For norms alone the Gram form stays the cheaper one up to 54 rows.
+    norms = jax.jit(per_example_grad_norm(loss))
+    np.testing.assert_allclose(norms(w, x), stats.grad_norm, rtol=1e-12)
+    cost = norms.lower(w, x).compile().cost_analysis()
+    cost = cost[0] if isinstance(cost, list) else cost
+    forward = 2 * 2 * rows * 120 * 100
+    assert (cost["flops"] < 1.5 * forward) == (rows < 120 * 100 / 220)
 
 
 def test_under_jit_vmap_and_scan_it_is_the_same(routes_agree):
@@ -158,6 +165,15 @@ def test_under_jit_vmap_and_scan_it_is_the_same(routes_agree):
     for _ in range(3):
         w -= np.clip(w - 0.5, -1, 1) + np.clip(w - 9, -1, 1)
     np.testing.assert_allclose(got, [w, 0], atol=1e-6)
+
+
+def test_a_donated_model_gives_its_memory_to_the_gradients():
+    f = clipped_grad(lambda w, x: jnp.sum(jnp.tanh(w @ x)), l2_clip_norm=0.5)
+    update = lambda w, x: w - 0.1 * f(w, x)[0]
+    w, x = normal(0, 4, 3), normal(1, 5, 3)
+    expected = update(w, x)
+    np.testing.assert_allclose(jax.jit(update, donate_argnums=0)(w, x), expected)
+    assert w.is_deleted()
 
 
 def test_flax_parameters_are_a_tree_like_any_other(routes_agree):

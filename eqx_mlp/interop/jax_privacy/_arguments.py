@@ -63,7 +63,7 @@ class Arguments:
         # None in the other places, so that an error counts as the caller does.
         rows = tuple(a if i in self.batch else None for i, a in enumerate(args))
         require_batch(self.name, (*rows, kwargs))
-        n = jnp.shape(jax.tree.leaves(rows)[0])[0]
+        n = jnp.shape(jax.tree.leaves((rows, kwargs))[0])[0]
         weight = None
         if is_padding is not None:
             is_padding = jnp.asarray(is_padding)

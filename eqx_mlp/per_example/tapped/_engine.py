@@ -13,7 +13,7 @@ from ..._known import is_known
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype
 from .._route import Gradients, Route
-from ._form import Dense, Form, one_row
+from ._form import Dense, Form, Shared, one_row
 from ._prefix import Prefix
 from ._program import Mark, Value
 from ._rows import Rows
@@ -166,10 +166,11 @@ class TappedGradients(Gradients):
                 forms[p] = Dense(g, "pulled back")
         return forms
 
-    def norms(self) -> list[PerExample | None]:
+    def norms(self, then_sum: bool) -> list[PerExample | None]:
         """Each parameter's norms, in order; None for one that meets no example."""
         forms = self.by_parameter
-        measured = {p: form.measured() for p, form in forms.items()}
+        shared: Shared = {}
+        measured = {p: f.measured(shared, then_sum) for p, f in forms.items()}
         arrays = [x for xs in measured.values() for x in xs]
         norms = iter(each_row_norms(arrays) if arrays else ())
         found = {
@@ -202,23 +203,29 @@ class TappedGradients(Gradients):
         keys = self.engine.keys(group_of)
         forms = {(i, g): self.forms[self.engine.frontier[i]] for i, g in keys}
 
-        def sum_of(i: int, g: int, form: Form, factor: PerExample) -> Array:
-            dtype = sum_dtype(self.engine.frontier[i].dtype)
-            return form.weighted_sum(factor).astype(dtype)
+        def all_of(forms: dict, factors: list[PerExample]) -> dict:
+            shared: Shared = {}
+            return {
+                (i, g): form.weighted_sum(factors[g], shared).astype(
+                    sum_dtype(self.engine.frontier[i].dtype)
+                )
+                for (i, g), form in forms.items()
+            }
 
-        sums = {(i, g): sum_of(i, g, f, factors[g]) for (i, g), f in forms.items()}
+        sums = all_of(forms, factors)
         batch = factors[0].shape[0]
         if batch == 0 or (is_known(finite) and finite):
             return sums
 
         def add(b: Any, sums: dict) -> dict:
-            found = {}
-            for (i, g), form in forms.items():
-                factor = one_row(factors[g], b)
-                one = sum_of(i, g, form.example(b), factor)
-                before = jnp.where(b == 0, 0, sums[i, g])
-                found[i, g] = before + jnp.where(factor[0] == 0, 0, one)
-            return found
+            shared: Shared = {}
+            alone = {at: form.example(b, shared) for at, form in forms.items()}
+            factor = [one_row(x, b) for x in factors]
+            return {
+                (i, g): jnp.where(b == 0, 0, sums[i, g])
+                + jnp.where(factor[g][0] == 0, 0, one)
+                for (i, g), one in all_of(alone, factor).items()
+            }
 
         return jax.lax.fori_loop(0, jnp.where(finite, 0, batch), add, sums)
 

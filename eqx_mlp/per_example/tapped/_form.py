@@ -12,6 +12,9 @@ from ..._types import PerExample
 from .._batch import rows_like
 from .._norm import sum_dtype
 
+# Kept while the forms of a batch are asked for the same thing.
+Shared = dict[Any, Any]
+
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
@@ -29,8 +32,14 @@ class Form(abc.ABC):
     """The value's own shape."""
 
     @abc.abstractmethod
-    def measured(self) -> list[Inexact[Array, "batch ..."]]:
-        """Arrays from whose row norms the norm follows; all are measured together."""
+    def measured(
+        self, shared: Shared, then_sum: bool
+    ) -> list[Inexact[Array, "batch ..."]]:
+        """Arrays from whose row norms the norm follows; all are measured together.
+
+        What is found for several forms at once is left for the others in `shared`.
+        `then_sum` says that a weighted sum will be asked for, too.
+        """
 
     @abc.abstractmethod
     def norms(self, measures: list[PerExample]) -> PerExample:
@@ -41,11 +50,11 @@ class Form(abc.ABC):
         """The gradients themselves."""
 
     @abc.abstractmethod
-    def weighted_sum(self, factor: PerExample) -> Inexact[Array, "..."]:
+    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
         """sum_b factor_b g_b in float32 or wider."""
 
     @abc.abstractmethod
-    def example(self, b: Any) -> "Form":
+    def example(self, b: Any, shared: Shared) -> "Form":
         """Example number `b` alone, as a batch of one."""
 
     @abc.abstractmethod
@@ -68,7 +77,9 @@ class Dense(Form):
         self.shape = rows.shape[1:]
         self._route = route
 
-    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+    def measured(
+        self, shared: Shared, then_sum: bool
+    ) -> list[Inexact[Array, "batch ..."]]:
         """The gradients."""
         return [self.rows]
 
@@ -80,11 +91,11 @@ class Dense(Form):
         """As they are."""
         return self.rows
 
-    def weighted_sum(self, factor: PerExample) -> Inexact[Array, "..."]:
+    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
         """One product of the factors and the rows."""
         return summed(factor, self.rows)
 
-    def example(self, b: Any) -> "Dense":
+    def example(self, b: Any, shared: Shared) -> "Dense":
         """One row."""
         return Dense(one_row(self.rows, b), self._route)
 

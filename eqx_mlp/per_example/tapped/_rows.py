@@ -3,7 +3,9 @@
 Where y_t = W x_t for rows t, an example's gradient is G = sum_t d_t x_t^T. Both sides
 are equals here, l and r: G = sum_t l_t r_t^T. With one row |G| = |l| |r|. With more,
 |G|^2 = sum_ts (l_t . l_s)(r_t . r_s), the Gram form: T^2 (L + R) multiplications,
-against T L R to form G itself. Gram is cheaper while T < L R / (L + R).
+against T L R to form G itself. For norms alone Gram is cheaper while T < L R / (L + R).
+Where a sum follows, Gram takes the product T L R after all, and formed gradients only
+a pass over their L R entries: then Gram is cheaper while T^2 < 2 L R / (L + R).
 
 A row of an embedding is the same with l_t the unit vector of the index: l_t . l_s is 1
 where the indices agree, and l_t . x is an entry of x. So a table that is both embedding
@@ -14,7 +16,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
@@ -22,7 +24,7 @@ from jaxtyping import Array, Inexact, Shaped
 from ..._dtypes import promote
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype
-from ._form import Cost, Dense, Form, divided, largest, one_row, summed
+from ._form import Cost, Dense, Form, Shared, divided, largest, one_row, summed
 from ._side import Side, outer, summed_outer
 
 # How a value's axes fall apart: groups, left side, right side.
@@ -30,6 +32,14 @@ Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 Part = tuple[Side, Side]
 # Formed gradients may take this many bytes before the Gram form is preferred.
 MEMORY = 2**28
+
+
+class Multiplications(NamedTuple):
+    """The Gram form, the product that sums or forms, and a pass over what is formed."""
+
+    gram: int
+    product: int
+    entries: int
 
 
 class Rows(Form):
@@ -57,6 +67,7 @@ class Rows(Form):
         self.precision = precision
         self.form = form
         self.formed: Any = None
+        self.then_sum = True
 
     @property
     def row_count(self) -> int:
@@ -67,30 +78,39 @@ class Rows(Form):
         """How many entries the groups (0), a left (1) or a right vector (2) have."""
         return math.prod(self.split[axis] for axis in self.axes[side])
 
-    def multiplications(self) -> tuple[int, int]:
-        """What a group of one example costs: by the Gram form, and formed."""
+    def multiplications(self) -> Multiplications:
+        """What one example costs in one group."""
         t, left, right = self.row_count, self.side_size(1), self.side_size(2)
         vectors = sum(r.shape[2] for x, r in self.parts if not x.is_places)
-        gram = t * t * right + t * vectors * left
-        formed = vectors * left * right + (t - vectors) * right + left * right
-        return gram, formed
+        product = vectors * left * right + (t - vectors) * right
+        return Multiplications(
+            gram=t * t * right + t * vectors * left,
+            product=product,
+            entries=left * right,
+        )
 
     @property
     def route(self) -> str:
         """The product for one row, else the cheaper one that fits into memory."""
         if self.row_count == 1:
             return "|a||d|"
-        gram, formed = self.multiplications()
+        n = self.multiplications()
+        gram, formed = n.gram, n.product + n.entries
+        if self.then_sum:  # the sum of what has been formed is only a pass over it
+            gram, formed = gram + n.product, formed + n.entries
         batch, t = self.parts[0][1].shape[0], self.row_count
-        entries = self.side_size(1) * self.side_size(2)
-        too_big = 4 * batch * self.side_size(0) * entries > MEMORY and t * t < entries
+        bytes_formed = 4 * batch * self.side_size(0) * n.entries
+        too_big = bytes_formed > MEMORY and t * t < n.entries
         return "Gram" if gram <= formed or too_big else "formed"
 
-    def measured(self) -> list[Inexact[Array, "batch ..."]]:
+    def measured(
+        self, shared: Shared, then_sum: bool
+    ) -> list[Inexact[Array, "batch ..."]]:
         """By the route: the one row's sides, the formed gradient, or nothing.
 
         |l r^T| = |l| |r|; where there are several groups, so many norms an example.
         """
+        self.then_sum = then_sum
         if self.route == "Gram":
             return []
         if self.route == "formed":
@@ -143,7 +163,7 @@ class Rows(Form):
             self.formed = self.as_value(functools.reduce(jnp.add, outers), batch=True)
         return self.formed
 
-    def weighted_sum(self, factor: PerExample) -> Inexact[Array, "..."]:
+    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
         """One matrix product over examples and rows: sum_bt l_bt (c_b r_bt)^T.
 
         Where the gradients have been formed for their norms, their sum is cheaper.
@@ -158,7 +178,7 @@ class Rows(Form):
         )
         return self.as_value(functools.reduce(jnp.add, sums), batch=False)
 
-    def example(self, b: Any) -> "Form":
+    def example(self, b: Any, shared: Shared) -> "Form":
         """One example's rows, or its gradient where that has been formed."""
         if self.formed is not None:
             return Dense(one_row(self.formed, b))
@@ -169,17 +189,16 @@ class Rows(Form):
         """By the formulas of this file: two FLOPs a multiplication."""
         right = self.parts[0][1]
         many, t = right.shape[0] * right.shape[1], self.row_count
-        one_left, one_right = self.side_size(1), self.side_size(2)
-        gram, formed = self.multiplications()
-        rows = sum(r.shape[2] for x, r in self.parts if not x.is_places)
-        matmul = 2 * many * (rows * one_left + t - rows) * one_right
+        n = self.multiplications()
         item = jnp.dtype(sum_dtype(right.raw.dtype)).itemsize
         if self.route == "Gram":
-            return Cost(2 * many * gram, matmul, 2 * many * t * t * item)
+            return Cost(
+                2 * many * n.gram, 2 * many * n.product, 2 * many * t * t * item
+            )
         if self.route == "formed":
-            size = many * one_left * one_right
-            return Cost(2 * many * formed, 2 * size, size * item)
-        return Cost(2 * many * (rows * one_left + one_right), matmul, 0)
+            norm = n.product + n.entries
+            return Cost(2 * many * norm, 2 * many * n.entries, many * n.entries * item)
+        return Cost(2 * many * n.gram, 2 * many * n.product, 0)
 
     def as_value(
         self, x: Inexact[Array, "... group left right"], batch: bool

@@ -8,9 +8,13 @@ Whatever is not listed is right all the same, by `anything`.
 from .._form import Form
 from .._program import Equation
 from .._site import Site
-from . import anything, conv, dot_general, dynamic_slice, gather
+from . import anything, conv, dot_general, dynamic_slice, gather, remat
 
 RULES = {
+    # `jax.checkpoint` under its names of all versions.
+    "checkpoint": remat.forms,
+    "remat": remat.forms,
+    "remat2": remat.forms,
     "conv_general_dilated": conv.forms,
     "dot_general": dot_general.forms,
     "dynamic_slice": dynamic_slice.forms,
