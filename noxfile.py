@@ -41,6 +41,8 @@ BENCHMARKS = [
     "clipped",
     "clipped_limits",
     "checkpoint",
+    "ensemble",
+    "precision",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 

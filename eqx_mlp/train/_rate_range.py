@@ -63,7 +63,7 @@ class RateRange(NamedTuple):
         steepest = self.steepest
         ax.axvline(steepest, color="0.3", ls="--", label=f"steepest at {steepest:.2g}")
         # The last steps of a run that diverges would squeeze all others.
-        low, high = np.min(self.smooth), np.max(self.smooth)
+        low, high = min(np.min(self.loss), np.min(self.smooth)), np.max(self.smooth)
         margin = 0.1 * (high - low) or 1.0
         ax.set_ylim(low - margin, high + margin)
         ax.set(xscale="log", xlabel="learning rate", ylabel="loss")

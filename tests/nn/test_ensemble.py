@@ -24,6 +24,7 @@ from eqx_mlp import (
     predict,
     with_ema,
 )
+from eqx_mlp.data import epoch_permutation
 
 OPTIMIZER = optax.adam(1e-2)
 
@@ -185,8 +186,10 @@ def test_evaluate_gives_a_value_a_member_and_predict_their_outputs():
         np.testing.assert_allclose(outputs[:, i], predict(model, x), rtol=1e-5)
     with pytest.raises(ValueError, match=r"a label must be in 0\.\.2, got 3"):
         evaluate(ensemble, (x, y + 1), metrics=wanted)
+    # In the second of three batches of the first epoch.
+    wrong = y.at[epoch_permutation(jax.random.key(5), 0, 22)[11]].set(3)
     with pytest.raises(ValueError, match=r"a label must be in 0\.\.2, got 3"):
-        fit(ensemble, (x, y + 1), **options(epochs=1, metrics={}))
+        fit(ensemble, (x, wrong), **options(epochs=1, metrics={}))
 
 
 def test_probabilities_are_averaged_and_disagreement_is_mutual_information():
