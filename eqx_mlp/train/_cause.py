@@ -18,5 +18,7 @@ def raise_loss_cause(recipe: Recipe, model: Model, batch: Batch, key: Any) -> No
     """
     loss = transformed(recipe.loss, recipe.transform)
     for i in range(batch.size):
+        if batch.weight is not None and not batch.weight[i]:
+            continue
         row = jax.tree.map(lambda x, i=i: x[i], batch.example)
         with_key(loss, model, *row, key=key)

@@ -56,10 +56,11 @@ class TensorBoardLogger(Logger):
         """Hand each value to the thread that writes."""
         if self._writer is None:
             self.start(0)
+        writer: Any = self._writer
         for step, values in rows:
             for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+                writer.add_scalar(name, value, step)
+        writer.flush()
 
     def end(self) -> None:
         """Wait until everything is written."""
