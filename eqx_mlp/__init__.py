@@ -29,6 +29,7 @@ from .train import Logger as Logger
 from .train import NonFiniteError as NonFiniteError
 from .train import RateRange as RateRange
 from .train import RetraceWarning as RetraceWarning
+from .train import StreamError as StreamError
 from .train import TensorBoardLogger as TensorBoardLogger
 from .train import TrainState as TrainState
 from .train import ema_model as ema_model

@@ -22,7 +22,7 @@ Step: TypeAlias = Int[Array, ""]
 # One number an example: losses, gradient norms.
 PerExample: TypeAlias = Float[Array, " batch"]
 # How much each example counts; 0 is padding and contributes exactly nothing.
-Weight: TypeAlias = Float[Array, " batch"]
+Weight: TypeAlias = Float[ArrayLike, " batch"]
 # A typed key (`jax.random.key`) or a legacy one (`jax.random.PRNGKey`).
 Key: TypeAlias = PRNGKeyArray
 # An Equinox model, a dictionary of arrays, any pytree of parameters.

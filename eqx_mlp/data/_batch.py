@@ -3,9 +3,9 @@
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Int, PyTree, Shaped
+from jaxtyping import Int, PyTree, Shaped
 
-from .._types import Key, Weight
+from .._types import ArrayLike, Key, Weight
 
 
 class Batch(eqx.Module):
@@ -19,7 +19,7 @@ class Batch(eqx.Module):
     3
     """
 
-    example: tuple[PyTree[Shaped[Array, "batch ..."]], ...]
+    example: tuple[PyTree[Shaped[ArrayLike, "batch ..."]], ...]
     weight: Weight | None = None
 
     @property

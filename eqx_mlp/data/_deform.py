@@ -200,4 +200,4 @@ def _smoothing(n: int, smoothness: float) -> Float[np.ndarray, "n rank"]:
     smoothing = np.exp(-(distance**2) / 2)
     smoothing /= np.linalg.norm(smoothing, axis=1, keepdims=True)
     u, d, _ = np.linalg.svd(smoothing)
-    return (u * d)[:, d > 1e-3 * d[0]].astype(np.float32)
+    return (u * d)[:, d > 1e-2 * d[0]].astype(np.float32)

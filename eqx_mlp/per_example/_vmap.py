@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Bool, PyTree, Shaped
 
-from .._types import Key, Loss, Model, PerExample, Trainable
+from .._types import ArrayLike, Key, Loss, Model, PerExample, Trainable
 from ._batch import as_batch, example_keys, require_batch, zero_padding
 from ._chunks import require_chunk_size, scan_chunks
 from ._loss import raise_cause, split_trainable, value_of_params
@@ -21,7 +21,7 @@ class Examples(eqx.Module):
 
     rows: tuple
     counts: Bool[Array, " batch"] | None
-    weight: Shaped[Array, " batch"] | None
+    weight: Shaped[ArrayLike, " batch"] | None
 
     @property
     def size(self) -> int:

@@ -9,6 +9,7 @@ from ._ema import ema_model as ema_model
 from ._ema import with_ema as with_ema
 from ._evaluate import evaluate as evaluate
 from ._evaluate import predict as predict
+from ._feed import StreamError as StreamError
 from ._fit import FitResult as FitResult
 from ._fit import fit as fit
 from ._gradient import mean_grad as mean_grad

@@ -19,6 +19,8 @@ def raise_loss_cause(recipe: Recipe, model: Model, batch: Batch, key: Any) -> No
     """
     loss = transformed(recipe.loss, recipe.transform)
     for i in range(batch.size):
+        if batch.weight is not None and not batch.weight[i]:
+            continue
         row = jax.tree.map(lambda x, i=i: x[i], batch.example)
         for member in members_of(model):
             with_key(loss, member, *row, key=key)

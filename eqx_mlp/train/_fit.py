@@ -1,6 +1,5 @@
-"""Training on arrays in memory."""
+"""Training: one call for a whole run."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,25 +10,26 @@ import numpy as np
 from .._checked import checked
 from .._keys import require_key
 from .._types import Key, Loss, Model, Optimizer, Trainable
-from ..data import epoch_permutation
 from ..metrics import Metrics
 from ._callback import Callback, require_callbacks
-from ._cause import raise_loss_cause
 from ._checkpoint import Checkpoints, require_checkpoints
-from ._data import padded, require_count, require_data, size_of
+from ._data import require_count, require_data
 from ._ema import models_of
 from ._evaluate import evaluate, require_metrics
+from ._feed import Source
+from ._gathered import Gathered, is_mapped
 from ._gradient import mean_grad
 from ._history import History
 from ._logging import Logging, loggers_of
-from ._loop import Epoch, Recipe
+from ._loop import Recipe
+from ._memory import InMemory
 from ._optimizer import require_optimizer
-from ._progress import Progress
 from ._retrace import RetraceGuard
-from ._runner import EpochResult, Runner, UnderWay
+from ._run import run_epochs
 from ._saver import Saver
 from ._state import TrainState, copied, init_state, require_same_optimizer
 from ._step import Augment, Transform
+from ._stream import Batches, Stream, is_function, is_stream
 
 
 class FitResult(NamedTuple):
@@ -64,11 +64,9 @@ def _require(
     log_every: Any = 50,
     **counts: Any,
 ) -> None:
-    require_data("fit", "data", data)
+    _require_amounts(data, **counts)
     if validation is not None:
         require_data("fit", "validation", validation)
-    for name in ("epochs", "batch_size"):
-        require_count("fit", **{name: counts.get(name)})
     require_metrics("fit", metrics or {})
     require_optimizer("fit", optimizer)
     require_callbacks(callbacks)
@@ -84,16 +82,47 @@ def _require(
         )
 
 
+def _require_amounts(
+    data: Any,
+    epochs: Any = None,
+    steps: Any = None,
+    batch_size: Any = None,
+    **_: Any,
+) -> None:
+    given = {"epochs": epochs, "steps": steps, "batch_size": batch_size}
+    if is_stream(data):
+        if epochs is None and steps is None:
+            raise ValueError(
+                "fit: for a stream give epochs=, how many passes, or steps=, how many "
+                "updates, where it does not end"
+            )
+        if steps is None and is_function(data):
+            raise ValueError(
+                "fit: for a function of the step give steps=, how many updates make an "
+                "epoch: what it gives is one stream for all epochs"
+            )
+        given = {name: count for name, count in given.items() if count is not None}
+    else:
+        require_data("fit", "data", data)
+        if given.pop("steps") is not None:
+            raise ValueError(
+                "fit: steps= is for streams; with arrays an epoch is one pass: give "
+                "epochs= and batch_size="
+            )
+    require_count("fit", **given)
+
+
 @checked(_require)
 def fit(
     model_or_state: Model | TrainState,
-    data: tuple,
+    data: tuple | Batches,
     *,
     loss: Loss,
     optimizer: Optimizer,
     key: Key | None = None,
-    epochs: int,
-    batch_size: int,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
     transform: Transform | None = None,
     augment: Augment | None = None,
     validation: tuple | None = None,
@@ -106,22 +135,29 @@ def fit(
     log_every: int = 50,
     progress: bool = True,
 ) -> FitResult:
-    """Train on arrays in memory.
+    """Train on arrays in memory, or on a stream of batches.
 
-    The data go to the device once and stay as they are stored; one compiled program
-    runs many steps per call. Each epoch visits every example once, in an order that is
-    a function of the key and the epoch. The arrays given stay valid.
+    Arrays go to the device once and stay as they are stored; one compiled program runs
+    many steps per call. Each epoch visits every example once, in an order that is a
+    function of the key and the epoch. The arrays given stay valid. Of arrays that are a
+    `numpy.memmap`, each batch is read in the same order when it is needed.
 
     Args:
         model_or_state: a model, or the `TrainState` of an earlier run to go on with. Of
             an `nn.Ensemble` each member is trained, and `history` has one value for
             each along a last axis.
-        data: a tuple of arrays with one leading axis of examples, such as `(x, y)`.
+        data: a tuple of arrays with one leading axis of examples, such as `(x, y)`; or
+            a stream, any iterable of such tuples, or of `data.Batch`, each with a
+            leading batch axis; or a function of the number of updates done that gives
+            the stream of a run from there on.
         loss: `loss(model, *example, key=None)`, one number for one example.
         optimizer: any `optax.GradientTransformation`.
         key: where shuffling and dropout come from; a state brings its own.
         epochs: passes over the data, counted from the run's beginning.
-        batch_size: examples an update; the last batch of an epoch may hold fewer.
+        steps: of a stream, how many updates make an epoch, in place of a pass; `epochs`
+            is then 1 unless given.
+        batch_size: examples an update; the last batch of an epoch may hold fewer. A
+            stream has those of its first batch unless given.
         transform: from the stored first argument of one example to what the loss takes,
             inside the compiled step, such as `data.image_to_vector`.
         augment: `augment(x, key)`, from that stored argument and a key of the example's
@@ -149,6 +185,8 @@ def fit(
         ValueError: no example, arguments of different lengths, counts below 1, no key,
             a state of another optimiser, a checkpoint that is damaged or of another
             run, and what the loss raises for its example.
+        StreamError: a stream ended early, raised, or gave a batch unlike its first; the
+            error has the state so far, and the checkpoint too.
         RuntimeError: another process is writing into the checkpoint's folder.
 
     >>> import jax, jax.numpy as jnp, optax
@@ -161,73 +199,65 @@ def fit(
     >>> history["loss"].shape, bool(history["loss"][-1] < 0.02)
     ((30,), True)
     """
-    data, validation = jax.tree.map(jnp.asarray, (data, validation))
     metrics = dict(metrics or {})
     guard = RetraceGuard("the step of fit")
     recipe = Recipe(
         loss, optimizer, gradient, trainable, transform, metrics, guard, augment
     )
     state = _initial(model_or_state, optimizer, key, trainable)
-    n = size_of(data)
-    batch_size = min(batch_size, n)
-    steps = -(-n // batch_size)
-    validated = models_of(state) if validation is not None else ()
-    history = History(["loss", *metrics], validated)
+    epochs = 1 if epochs is None else epochs
+    source = _source(recipe, data, epochs, steps, batch_size, state)
+    history = History(["loss", *metrics], models_of(state) if validation else ())
     if logger is not None:
         # First, so that what another callback raises does not keep a row from the log.
         callbacks = [Logging(loggers_of(logger), log_every), *callbacks]
-    about = {
-        "data": [f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(data)],
-        "batch_size": batch_size,
-        "history": list(history.arrays()),
-    }
+    validation = jax.tree.map(jnp.asarray, validation)
+
+    def validate(state: TrainState) -> None:
+        if validation is None:
+            return
+        for prefix, model in models_of(state).items():
+            values = evaluate(
+                model,
+                validation,
+                metrics={"loss": loss, **metrics},
+                batch_size=source.plan.batch_size or 256,
+                transform=transform,
+                key=state.key,
+            )
+            history.add_validation(prefix, values)
+
+    about = source.plan.about | {"history": list(history.arrays())}
     with Saver(checkpoint, about, history, callbacks) as saver:
-        done = int(state.step) % steps
-        state, begun = saver.resume(state, UnderWay(done, done))
-        for callback in callbacks:
-            callback.on_start(state, history.arrays())
-        saver.start(state)
-        first = int(state.step) // steps
-        rows = first * n + begun.done * batch_size
-        with Progress(epochs, n, rows, progress) as bar:
-            runner = Runner(bar, callbacks, saver.between, saver.every)
-            # The runs give up the state's buffers, and shuffling outlives them.
-            key = state.key.copy()
-
-            @functools.lru_cache(maxsize=2)
-            def order_of(number: int) -> jax.Array:
-                order = padded(epoch_permutation(key, number, n), batch_size)
-                return jax.device_put(order)
-
-            for number in range(first, first if saver.ended else epochs):
-                epoch = Epoch(recipe, data, order_of(number), batch_size)
-                shuffle_next = functools.partial(order_of, min(number + 1, epochs - 1))
-                ran = runner.run(epoch, number, state, begun, shuffle_next)
-                state, begun = ran.state, UnderWay()
-                if history.finite and not np.all(np.isfinite(ran.step_loss)):
-                    _raise_cause(epoch, ran)
-                history.add(ran)
-                if validation is not None:
-                    for prefix, model in models_of(state).items():
-                        values = evaluate(
-                            model,
-                            validation,
-                            metrics={"loss": loss, **metrics},
-                            batch_size=batch_size,
-                            transform=transform,
-                            key=state.key,
-                        )
-                        history.add_validation(prefix, values)
-                history.add_measured([c.measure(state) for c in callbacks])
-                arrays = history.arrays() if callbacks else {}
-                stop = any([c.on_epoch(state, arrays) for c in callbacks])
-                saver.after_epoch(state, stop, last=stop or number == epochs - 1)
-                if stop:
-                    break
-        for callback in callbacks:
-            given = callback.on_end(state, history.arrays())
-            state = state if given is None else given
+        state = run_epochs(
+            state,
+            source,
+            epochs,
+            validate=validate,
+            history=history,
+            callbacks=callbacks,
+            saver=saver,
+            progress=progress,
+        )
     return FitResult(state, history.arrays())
+
+
+def _source(
+    recipe: Recipe,
+    data: Any,
+    epochs: int,
+    steps: int | None,
+    batch_size: int | None,
+    state: TrainState,
+) -> Source:
+    if is_stream(data):
+        return Stream(recipe, data, steps, batch_size, int(state.step))
+    assert batch_size is not None  # as was checked
+    # The runs give up the state's buffers, and shuffling outlives them.
+    key = state.key.copy()
+    if is_mapped(data):
+        return Gathered(recipe, data, batch_size, key)
+    return InMemory(recipe, data, batch_size, epochs, key)
 
 
 def _initial(
@@ -240,11 +270,3 @@ def _initial(
         state = init_state(model_or_state, optimizer, key=key, trainable=trainable)
     # The steps reuse the state's buffers; the caller's arrays must stay valid.
     return copied(state)
-
-
-def _raise_cause(epoch: Epoch, ran: EpochResult) -> None:
-    # Of the first batch that went wrong.
-    last = epoch.order.shape[0] // epoch.batch_size - 1
-    wrong = int(np.argwhere(~np.isfinite(ran.step_loss))[0, 0])
-    batch = epoch.batch(last - len(ran.step_loss) + 1 + wrong)
-    raise_loss_cause(epoch.recipe, ran.state.model, batch, ran.state.key)

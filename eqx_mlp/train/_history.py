@@ -13,16 +13,24 @@ class History:
 
     def __init__(self, names: Sequence[str], validated: Iterable[str]) -> None:
         """Columns for `names`, and each with `prefix` and "val_" before it."""
-        self.finite = True
         validation = [f"{prefix}val_{name}" for prefix in validated for name in names]
         self._own = [*names, "seconds", *validation]
         self._epochs: dict[str, list[Any]] = {name: [] for name in self._own}
         self._step_loss: list[np.ndarray] = []
         self._compile_seconds = 0.0
 
+    @property
+    def epochs(self) -> int:
+        """How many epochs it holds."""
+        return len(self._epochs["seconds"])
+
+    @property
+    def finite(self) -> bool:
+        """Whether the losses of all their steps were finite."""
+        return all(np.all(np.isfinite(step_loss)) for step_loss in self._step_loss)
+
     def add(self, ran: EpochResult) -> None:
         """Add an epoch."""
-        self.finite = self.finite and bool(np.all(np.isfinite(ran.step_loss)))
         self._step_loss.append(ran.step_loss)
         self._compile_seconds += ran.compile_seconds
         self._append(ran.values)
@@ -46,7 +54,7 @@ class History:
                         "measures another: give each a name of its own"
                     )
             values |= its_own
-        earlier = len(self._epochs["seconds"]) - 1
+        earlier = self.epochs - 1
         for name, value in values.items():
             missing = [np.full(np.shape(value), np.nan)] * earlier
             self._epochs.setdefault(name, missing)
@@ -71,5 +79,4 @@ class History:
         columns = dict(arrays)
         self._compile_seconds = float(columns.pop("compile_seconds"))
         self._step_loss = [columns.pop("step_loss")]
-        self.finite = bool(np.all(np.isfinite(self._step_loss[0])))
         self._epochs = {name: list(values) for name, values in columns.items()}

@@ -1,12 +1,12 @@
 """Compiled programs of many steps, and of a whole evaluation.
 
-Each is one `lax.fori_loop` over batches taken by index from arrays that stay on the
-device. Where the loop starts and ends is data, so any number of steps runs without a
-second compilation.
+Each is one `lax.fori_loop` over batches, taken by index from arrays that stay on the
+device, or over one that has come from elsewhere. Where the loop starts and ends is
+data, so any number of steps runs without a second compilation.
 """
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -76,9 +76,43 @@ class Epoch(NamedTuple):
     order: Int[ArrayLike, " padded"]
     batch_size: int
 
+    @property
+    def steps(self) -> int:
+        """How many batches there are."""
+        return self.order.shape[0] // self.batch_size
+
     def batch(self, i: Any) -> Batch:
         """The epoch's batch number `i`."""
         return take_batch(self.data, self.order, i, self.batch_size)
+
+
+class OneBatch(NamedTuple):
+    """A batch that is there, where `Epoch` takes each from the data."""
+
+    recipe: Recipe
+    data: Batch
+
+    @property
+    def steps(self) -> int:
+        """One."""
+        return 1
+
+    def batch(self, i: Any) -> Batch:
+        """The batch."""
+        return self.data
+
+
+class Part(NamedTuple):
+    """Steps number `start` to `stop - 1` of what has batches for them."""
+
+    batches: Epoch | OneBatch
+    start: int
+    stop: int
+
+    @property
+    def first(self) -> Batch:
+        """The first step's batch."""
+        return self.batches.batch(self.start)
 
 
 class EpochLoop:
@@ -90,59 +124,65 @@ class EpochLoop:
 
     def __init__(
         self,
-        epoch: Epoch,
+        like: Part | None,
         state: TrainState,
         shapes: Any = None,
-        so_far: tuple[dict[str, Metric], Float[ArrayLike, "steps ..."]] | None = None,
+        so_far: tuple[dict[str, Metric], Float[np.ndarray, "steps ..."]] | None = None,
     ):
         """Begin an epoch, or go on in it, giving up the state's buffers.
 
-        `shapes` is what another epoch of the run has as `shapes`, and `so_far` what
-        this one had when it was left.
+        `like` is a part as they will run, or None if none will; `shapes` what another
+        epoch of the run has as `shapes`; `so_far` what this one had when it was left.
         """
-        self.steps = epoch.order.shape[0] // epoch.batch_size
-        self._fixed, epoch_static = _flatten(epoch)
-        arrays, state_static = _flatten(state)
-        self._static = (epoch_static, state_static)
-        if shapes is None:
-            one = jax.eval_shape(
-                functools.partial(_step, self._static), self._fixed, arrays, np.int32(0)
+        arrays, self._static = _flatten(state)
+        if shapes is None and like is not None:
+            fixed, static = _flatten(like.batches)
+            static = (static, self._static)
+            shapes = jax.eval_shape(
+                functools.partial(_step, static), fixed, arrays, np.int32(0)
             )[1]
-            members = one["loss"].numerator.shape  # none, or one axis
-            step_loss = jax.ShapeDtypeStruct((self.steps, *members), jnp.float32)
-            shapes = one, step_loss
         self.shapes = shapes
-        if so_far is not None and _types(so_far) != _types(shapes):
+        # A loss for each member, where there are several.
+        self._members = () if shapes is None else shapes["loss"].numerator.shape
+        sums, step_loss = so_far or (zeros_of(shapes), self._zeros(0))
+        if shapes is not None and _types(sums) != _types(shapes):
             raise ValueError(
                 "fit: the metrics are not those of the run that is to go on: expected "
-                f"sums of {_types(shapes)}, got {_types(so_far)}"
+                f"sums of {_types(shapes)}, got {_types(sums)}"
             )
-        sums, step_loss = so_far or zeros_of(shapes)
-        self._carry: tuple[list[Array], dict[str, Metric], Any]
-        self._carry = (arrays, sums, step_loss)
+        self._carry: tuple[list[Array], dict[str, Metric]] = (arrays, sums)
+        self._losses = [step_loss]
 
-    def run(
-        self, start: int, stop: int, meanwhile: Callable[[], Any] | None = None
-    ) -> None:
-        """Run steps number `start` to `stop - 1`, and wait for them.
+    def run(self, parts: Iterable[Part]) -> Float[np.ndarray, "steps ..."]:
+        """Run parts, and wait for them; gives the loss at each of their steps."""
+        losses = []
+        for part in parts:
+            fixed, static = _flatten(part.batches)
+            carry = (*self._carry, self._zeros(part.batches.steps))
+            span = (np.int32(part.start), np.int32(part.stop))
+            static = (static, self._static)
+            arrays, sums, loss = _run_steps(static, fixed, carry, span)
+            self._carry = (arrays, sums)
+            losses.append((loss, slice(part.start, part.stop)))
+            if len(losses) > 1:
+                # Lest batches pile up where they come faster than they are used.
+                jax.block_until_ready(losses[-2][0])
+        new = [np.asarray(loss)[where] for loss, where in losses]
+        self._losses += new
+        return np.concatenate(new)
 
-        `meanwhile` is host work that is done while the device works.
-        """
-        span = (np.int32(start), np.int32(stop))
-        self._carry = _run_steps(self._static, self._fixed, self._carry, span)
-        if meanwhile is not None:
-            meanwhile()
-        jax.block_until_ready(self._carry[2])
+    def _zeros(self, steps: int) -> Float[np.ndarray, "steps ..."]:
+        return np.zeros((steps, *self._members), np.float32)
 
     @property
     def state(self) -> TrainState:
         """The state so far; its arrays are valid until the next run."""
-        return _unflatten(self._carry[0], self._static[1])
+        return _unflatten(self._carry[0], self._static)
 
     @property
-    def so_far(self) -> tuple[dict[str, Metric], Float[ArrayLike, "steps ..."]]:
-        """The metrics' sums and each step's loss; valid until the next run."""
-        return self._carry[1], self._carry[2]
+    def so_far(self) -> tuple[dict[str, Metric], Float[np.ndarray, "steps ..."]]:
+        """The metrics' sums, valid until the next run, and each step's loss."""
+        return self._carry[1], self.step_loss
 
     @property
     def values(self) -> dict[str, Any]:
@@ -160,8 +200,8 @@ class EpochLoop:
 
     @property
     def step_loss(self) -> Float[np.ndarray, "steps ..."]:
-        """The loss at each step, of each member; 0 at steps that have not run."""
-        return np.asarray(self._carry[2])
+        """The loss at each step that has run."""
+        return np.concatenate(self._losses)
 
 
 # Compiled by itself nowhere, but traced once for both the shapes and the loop.

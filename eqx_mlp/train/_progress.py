@@ -8,15 +8,22 @@ from collections.abc import Mapping
 class Progress:
     """A bar over all examples of a run; nothing when off or not on a terminal."""
 
-    def __init__(self, epochs: int, examples: int, done: int, on: bool):
-        """Show `epochs` of `examples` each, of which `done` are behind us."""
+    def __init__(
+        self, epochs: int, examples: int | None, first: int, done: int, on: bool
+    ):
+        """Show `epochs` of `examples` each, if that is known.
+
+        We are in epoch number `first`, and `done` of its examples are behind us.
+        """
         self._epochs = epochs
+        total = None if examples is None else epochs * examples
+        initial = (examples or 0) * first + done
         self._bar = None
         if on and sys.stderr.isatty():
             from tqdm.auto import tqdm
 
             self._bar = tqdm(
-                total=epochs * examples, initial=done, unit=" examples", unit_scale=True
+                total=total, initial=initial, unit=" examples", unit_scale=True
             )
 
     def __enter__(self) -> "Progress":

@@ -10,8 +10,9 @@ from jaxtyping import Float
 
 from ._call import Call, Replayed
 from ._callback import Callback
-from ._data import size_of
-from ._loop import Epoch, EpochLoop, plain
+from ._cause import raise_loss_cause
+from ._feed import Feed
+from ._loop import EpochLoop, plain
 from ._progress import Progress
 from ._state import TrainState, copied
 
@@ -44,6 +45,9 @@ class UnderWay(NamedTuple):
 # Called after each call but an epoch's last with the number of updates done. Its arrays
 # are valid until it returns.
 Between: TypeAlias = Callable[[int, TrainState, UnderWay], None]
+# Called likewise where no further call can be made. Nothing is under way where the last
+# epoch is whole.
+Broken: TypeAlias = Callable[[int, TrainState, UnderWay | None], None]
 
 
 class Runner:
@@ -54,78 +58,109 @@ class Runner:
         bar: Progress,
         callbacks: Sequence[Callback],
         between: Between,
+        broken: Broken = lambda *_: None,
         every: int | None = None,
+        finite: bool = True,
     ):
         """Report to `bar`, then `callbacks`, then `between`, after each call.
 
-        A call also ends at each update that `every` divides.
+        Where a stream breaks, `broken` takes the place of `between`. A call also ends
+        at each update that `every` divides. `finite` is whether all losses so far were.
         """
         self._bar = bar
         self._callbacks = callbacks
         self._between = between
+        self._broken = broken
         self._every = every
+        self._finite = finite
         self._pace = 1.0
         self._shapes: Any = None
 
     def run(
-        self,
-        epoch: Epoch,
-        number: int,
-        state: TrainState,
-        begun: UnderWay,
-        meanwhile: Callable[[], Any],
+        self, feed: Feed, number: int, state: TrainState, begun: UnderWay
     ) -> EpochResult:
         """Run the rest of an epoch, giving up `state`'s buffers.
 
-        `meanwhile` is host work for later, done while the last steps run.
+        Raises:
+            StreamError: the stream broke.
         """
         started = time.perf_counter()
         compile_seconds = 0.0
         first, at, earlier, so_far = begun
-        loop = EpochLoop(epoch, state, self._shapes, so_far)
-        if self._shapes is None:
+        before = int(state.step) - at
+        self._require_whole(feed, before + at, state, begun if at else None)
+        like = next(feed.parts(at, at), None)
+        loop = EpochLoop(like, state, self._shapes, so_far)
+        if self._shapes is None and like is not None:
             # No step at all: what this call takes is tracing and compiling.
-            loop.run(at, at)
+            loop.run([like])
             # Nothing was traced where an earlier run has compiled the same.
-            epoch.recipe.guard.expect({"state": loop.state, "data": epoch.data})
+            arguments = {"state": loop.state, "data": like.batches.data}
+            feed.recipe.guard.expect(arguments)
             compile_seconds = time.perf_counter() - started
             started = time.perf_counter()
         self._shapes = loop.shapes
-        n, before = size_of(epoch.data), number * loop.steps
 
         def seconds() -> float:
             return earlier + time.perf_counter() - started
 
-        while at < loop.steps:
-            to = at + max(1, int(self._pace))
-            if loop.steps - to < self._pace / 2:  # no call for a small rest
-                to = loop.steps
-            if self._every is not None:
-                to = min(to, at + self._every - (before + at) % self._every)
+        while not feed.ended(at):
+            to = self._until(feed, at, before)
             called = time.perf_counter()
-            loop.run(at, to, meanwhile if to == loop.steps else None)
+            step_loss = loop.run(feed.parts(at, to))
+            to = at + len(step_loss)
             self._pace = (to - at) * CALL_SECONDS / (time.perf_counter() - called)
             if self._bar.on:
-                rows = min(n, to * epoch.batch_size) - at * epoch.batch_size
-                self._bar.advance(number, rows, loop.numbers)
+                self._bar.advance(number, feed.rows(at, to), loop.numbers)
             if self._callbacks:
-                again = functools.partial(_replay, epoch, loop.shapes, at, to)
-                loss = loop.step_loss[at:to]
-                call = Call(number, before + at, loss, epoch.recipe, again)
+                again = functools.partial(_replay, feed, loop.shapes, at, to)
+                call = Call(number, before + at, step_loss, feed.recipe, again)
                 for callback in self._callbacks:
                     callback.on_call(loop.state, call)
+            self._require_finite(feed, at, step_loss, loop.state)
             at = to
-            if at < loop.steps:
+            if not feed.ended(at):
                 under_way = UnderWay(first, at, seconds(), loop.so_far)
+                self._require_whole(feed, before + at, loop.state, under_way)
                 self._between(before + at, loop.state, under_way)
         values = loop.values | {"seconds": seconds()}
-        return EpochResult(loop.state, values, loop.step_loss[first:], compile_seconds)
+        return EpochResult(loop.state, values, loop.step_loss, compile_seconds)
+
+    def _until(self, feed: Feed, at: int, before: int) -> int:
+        pace = max(1, min(self._pace, feed.most))
+        to = at + int(pace)
+        if feed.steps is not None and feed.steps - to < pace / 2:
+            to = feed.steps  # no call for a small rest
+        if self._every is not None:
+            to = min(to, at + self._every - (before + at) % self._every)
+        return to
+
+    def _require_whole(
+        self, feed: Feed, step: int, state: TrainState, under_way: UnderWay | None
+    ) -> None:
+        if feed.error is not None:
+            # A pass that goes on too long is not under way: there is nowhere to go on.
+            if under_way is None or under_way.done != feed.steps:
+                self._broken(step, state, under_way)
+            feed.error.state = copied(state)
+            raise feed.error
+
+    def _require_finite(
+        self, feed: Feed, at: int, step_loss: np.ndarray, state: TrainState
+    ) -> None:
+        # Of the first step that went wrong, the loss may say why.
+        wrong = np.argwhere(~np.isfinite(step_loss))
+        if self._finite and wrong.size:
+            self._finite = False
+            batch = feed.again(at + int(wrong[0, 0])).first
+            raise_loss_cause(feed.recipe, state.model, batch, state.key)
 
 
 def _replay(
-    epoch: Epoch, shapes: Any, at: int, to: int, state: TrainState
+    feed: Feed, shapes: Any, at: int, to: int, state: TrainState
 ) -> Iterator[Replayed]:
-    loop = EpochLoop(epoch, copied(state), shapes)
+    loop = EpochLoop(feed.again(at), copied(state), shapes)
     for i in range(at, to):
-        loop.run(i, i + 1)
-        yield Replayed(epoch.batch(i), plain(loop.step_loss[i]), loop.state)
+        part = feed.again(i)
+        (loss,) = loop.run([part])
+        yield Replayed(part.first, plain(loss), loop.state)

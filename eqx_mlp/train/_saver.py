@@ -156,6 +156,16 @@ class Saver:
             self._write(step, state, under_way)
         self._leave(step)
 
+    def broken(self, step: int, state: TrainState, under_way: UnderWay | None) -> None:
+        """Where the run cannot go on: write, if anything is new.
+
+        Nothing is under way after a whole epoch.
+        """
+        nothing_done = under_way is not None and under_way.so_far is None
+        if self._options is None or step in self._scores or nothing_done:
+            return
+        self._write(step, state, under_way)
+
     def after_epoch(self, state: TrainState, ended: bool, last: bool) -> None:
         """Likewise after an epoch, its validation and its callbacks.
 

@@ -22,6 +22,7 @@ from eqx_mlp import (
     retrace_guard,
 )
 from eqx_mlp.train._loop import Epoch, Recipe
+from eqx_mlp.train._memory import MemoryFeed
 from eqx_mlp.train._progress import Progress
 from eqx_mlp.train._retrace import RetraceGuard
 from eqx_mlp.train._runner import Runner, UnderWay
@@ -256,13 +257,14 @@ def test_a_second_compilation_within_a_run_names_the_leaf(
         return jnp.square(w["w"] - x) * w["static"]
 
     def run_epochs(*epochs):
-        with Progress(1, 1, 0, on=False) as bar:
+        with Progress(1, 1, 0, 0, on=False) as bar:
             runner = Runner(bar, (), lambda *_: None)
             for epoch, state in epochs:
                 # One guard a run, as in `fit`.
                 recipe = epoch.recipe._replace(guard=epochs[0][0].recipe.guard)
                 epoch = epoch._replace(recipe=recipe)
-                runner.run(epoch, 0, state, UnderWay(), lambda: None)
+                feed = MemoryFeed(epoch, lambda: None)
+                runner.run(feed, 0, state, UnderWay())
 
     first = epoch_of(loss, model_of())
     with jax.numpy_dtype_promotion("standard"):
