@@ -142,7 +142,7 @@ class Runner:
             # A pass that goes on too long is not under way: there is nowhere to go on.
             if under_way is None or under_way.done != feed.steps:
                 self._broken(step, state, under_way)
-            feed.error.state = copied(state)
+            feed.error.state = state
             raise feed.error
 
     def _require_finite(

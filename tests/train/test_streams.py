@@ -19,7 +19,7 @@ from eqx_mlp import (
     fit,
     losses,
 )
-from eqx_mlp.train import _runner
+from eqx_mlp.train import _runner, _store
 
 X = np.arange(10, dtype=np.float32) / 8
 # Two batches of four and a smaller last one.
@@ -136,14 +136,18 @@ def test_weights_of_a_batch_count():
 
 
 def test_a_stream_may_write_each_batch_into_the_same_memory():
-    def reusing():
+    def reusing(batches):
         memory = np.empty(4, np.float32)
-        for (x,) in BATCHES[:2] * 5:
+        for (x,) in batches:
             memory[:] = x
             yield (memory,)
-        memory[:] = np.nan
+        memory[:] = 0
 
-    require_by_hand(run(reusing(), epochs=1), BATCHES[:2] * 5)
+    require_by_hand(run(reusing(BATCHES[:2] * 5), epochs=1), BATCHES[:2] * 5)
+    # Looked at again after the call, when the memory holds something else.
+    bad = (np.full(4, np.nan, np.float32),)
+    with pytest.raises(NonFiniteError, match="update 3: the loss is nan"):
+        run(reusing([*BATCHES[:2], bad]), epochs=1, callbacks=[CheckFinite()])
 
 
 def test_one_batch_is_ahead_and_callbacks_and_logs_are_as_in_memory(
@@ -269,6 +273,7 @@ def test_a_run_whose_stream_broke_goes_on_with_the_same_call(kind, at, tmp_path)
     whole = run(given(stream), **options)
     with pytest.raises(StreamError, match=f"for update {at + 1}:"):
         run(given(breaking(at, stream)), checkpoint=checkpoint, **options)
+    assert list(_store.checkpoints_in(tmp_path)) == [at]
     got = run(given(stream), checkpoint=checkpoint, **options)
     assert got.state.step == whole.state.step == 9
     np.testing.assert_array_equal(got.model, whole.model)
@@ -277,14 +282,16 @@ def test_a_run_whose_stream_broke_goes_on_with_the_same_call(kind, at, tmp_path)
 
 
 def test_a_state_given_goes_on_in_the_pass_it_is_in_and_takes_a_stream_as_it_comes():
-    half = run(endless(), steps=4).state
-    require = np.testing.assert_allclose
+    state = run(endless(), steps=4).state
     weights, _ = by_hand(BATCHES[:2] * 2 + BATCHES[1:])
-    require(run(Loader(), half, epochs=2).model, weights[-1], rtol=1e-6)
-    weights, _ = by_hand(BATCHES[:2] * 2 + BATCHES[:2])
-    require(run(endless(), half, steps=6).model, weights[-1], rtol=1e-6)
+    got = run(Loader(), state, epochs=2).model
+    np.testing.assert_allclose(got, weights[-1], rtol=1e-6)
     with pytest.raises(ValueError, match="does not say how many batches a pass has"):
-        run(iter(BATCHES), half, epochs=2)
+        run(iter(BATCHES), state, epochs=2)
+    state = run(endless(), steps=3).state
+    weights, _ = by_hand([*BATCHES[:2], BATCHES[0]] * 2)
+    got = run(endless(), state, steps=6).model
+    np.testing.assert_allclose(got, weights[-1], rtol=1e-6)
 
 
 @pytest.fixture
@@ -330,20 +337,25 @@ def test_an_update_that_is_not_finite_is_found_on_a_stream():
     np.testing.assert_allclose(caught.value.state.model, weights[-1], rtol=1e-6)
 
 
-def test_the_loss_says_what_is_wrong_with_a_batch_and_is_not_shown_padding():
-    seen = []
-
-    def cross_entropy(w, x, label):
-        if not isinstance(x, jax.core.Tracer):
-            seen.append(float(x))
-        return losses.cross_entropy(lambda x: w * x, x, label)
-
-    x = np.ones(4, np.float32)
+def test_the_loss_says_what_is_wrong_with_a_batch():
     labels = np.array([0, 1, 2, 1], np.int32)
-    batches = [(x, labels % 2), (2 * x[:3], labels[[0, 1, 2]])]
     with pytest.raises(ValueError, match=r"must be in 0\.\.1, got 2"):
-        run(batches, jnp.ones(2), loss=cross_entropy, epochs=1)
-    assert seen == [2, 2, 2]
+        run(
+            [(X[:4], labels % 2), (X[:4], labels)],
+            jnp.ones(2),
+            loss=lambda w, x, y: losses.cross_entropy(lambda x: w * x, x, y),
+            epochs=1,
+        )
+
+
+def test_the_loss_is_not_asked_about_padding():
+    def inverse(w, x):
+        if not isinstance(x, jax.core.Tracer) and x == 0:
+            raise ValueError("x is 0")
+        return w / x
+
+    bad = np.full(3, np.nan, np.float32)
+    assert np.isnan(run([(X[4:8],), (bad,)], loss=inverse, epochs=1).model)
 
 
 @pytest.mark.parametrize(
