@@ -23,6 +23,8 @@ def is_stream(data: Any) -> bool:
     """Whether `data` gives batches, and is not itself arrays."""
     if isinstance(data, tuple | dict | str | bytes | np.ndarray | jax.Array):
         return False
+    if isinstance(data, list) and any(hasattr(x, "shape") for x in data):
+        return False  # the arrays themselves, for which a tuple is wanted
     return hasattr(data, "__iter__") or callable(data)
 
 
