@@ -3,6 +3,7 @@
 python tests/benchmarks/fit_cost.py
 """
 
+import itertools
 import os
 import statistics
 import subprocess
@@ -90,13 +91,13 @@ def host_microseconds_per_step():
     original = _loop.EpochLoop.run
 
     def timed(self, parts):
-        first, *rest = parts
+        first = next(parts := iter(parts))
         if calls:
             began = time.perf_counter()
             original(self, [first._replace(stop=first.start)])
             empty.append((began, time.perf_counter()))
         began = time.perf_counter()
-        step_loss = original(self, [first, *rest])
+        step_loss = original(self, itertools.chain([first], parts))
         calls.append((began, time.perf_counter()))
         return step_loss
 
