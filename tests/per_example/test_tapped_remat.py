@@ -120,6 +120,8 @@ def test_memory_holds_one_layer_of_a_stack():
         return program.memory_analysis().temp_size_in_bytes
 
     kept, again = bytes_of(lambda f: f), bytes_of(jax.checkpoint)
-    # What enters and leaves each layer stays, and the hidden values of one.
-    wanted = 4 * batch * size * (2 * depth + 4 * (2 * 4))
+    # What enters and leaves each layer stays. Of one layer there are two hidden values of
+    # four times the size, before and after tanh, and their cotangents; older versions
+    # of XLA keep one of these twice.
+    wanted = 4 * batch * size * (2 * depth + 2 * 4 * 4 + 4 + 4)
     assert again < wanted < kept / 2
