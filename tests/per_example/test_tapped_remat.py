@@ -87,6 +87,38 @@ def test_a_call_that_is_computed_again_is_exact(loss, routes_agree):
     routes_agree(loss, ms, x)
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("rows", "rule"), [(1, "|a||d|"), (6, "formed")])
+@pytest.mark.parametrize("wrap", [eqx.filter_checkpoint, lambda f: f])
+def test_layers_that_the_loss_stacks_itself_keep_their_rule(
+    wrap, rows, rule, routes_agree
+):
+    ms = [layer(i) for i in range(3)]
+
+    def loss(ms, x):
+        apply = lambda arrays, x: jax.vmap(eqx.combine(arrays, REST))(x)
+        step = wrap(lambda arrays, x: jnp.tanh(apply(arrays, x)))
+        x, _ = jax.lax.scan(lambda x, arrays: (step(arrays, x), None), x, stack(ms))
+        return jnp.sum(jnp.sin(x))
+
+    x = jax.random.normal(jax.random.key(1), (3, rows, SIZE), jnp.float64)
+    plan = explain(loss)(ms, x).parameters
+    weights = [p.rule for p in plan if p.path.endswith("weight")]
+    assert {found.split(",")[0] for found in weights} == {rule}
+    routes_agree(loss, ms, x)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_stack_with_one_parameter_twice_or_also_elsewhere_is_exact(routes_agree):
+    ws = [jax.random.normal(jax.random.key(i), (2, SIZE), jnp.float64) for i in (0, 1)]
+    x = jax.random.normal(jax.random.key(2), (3, SIZE), jnp.float64)
+    apply = lambda ws, x: jnp.sum(jnp.sin(jnp.einsum("kij,j->ki", jnp.stack(ws), x)))
+    routes_agree(lambda ws, x: apply([ws[0], ws[0]], x), ws, x)
+    routes_agree(lambda ws, x: apply(ws, x) + jnp.sum(ws[0] @ x), ws, x)
+    summed = lambda ws, x: jnp.einsum("kij,kj->i", jnp.stack(ws), jnp.stack([x, x**2]))
+    routes_agree(lambda ws, x: jnp.sum(jnp.sin(summed(ws, x))), ws, x)
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_an_example_of_nan_is_left_out(stacked):
     ms = [layer(i, jnp.float32) for i in range(2)]
@@ -120,8 +152,8 @@ def test_memory_holds_one_layer_of_a_stack():
         return program.memory_analysis().temp_size_in_bytes
 
     kept, again = bytes_of(lambda f: f), bytes_of(jax.checkpoint)
-    # What enters and leaves each layer stays. Of one layer there are two hidden values of
-    # four times the size, before and after tanh, and their cotangents; older versions
-    # of XLA keep one of these twice.
+    # What enters and leaves each layer stays. Of one layer there are two hidden values
+    # of four times the size, before and after tanh, and their cotangents; older
+    # versions of XLA keep one of these twice.
     wanted = 4 * batch * size * (2 * depth + 2 * 4 * 4 + 4 + 4)
     assert again < wanted < kept / 2

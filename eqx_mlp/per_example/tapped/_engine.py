@@ -153,6 +153,10 @@ class TappedGradients(Gradients):
             if (form := self.renamed(params, values)) is not None:
                 forms[params[0]] = form
                 continue
+            if self.engine.prefix.stacks.get(values[0]) == params and not values[1:]:
+                whole = self.forms[values[0]]
+                forms |= {p: whole.part(i) for i, p in enumerate(params)}
+                continue
             grads = jax.vmap(
                 lambda cotangents, params=params, values=values: (
                     self.engine.prefix.pull_back(

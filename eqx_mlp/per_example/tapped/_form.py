@@ -57,6 +57,10 @@ class Form(abc.ABC):
     def example(self, b: Any, shared: Shared) -> "Form":
         """Example number `b` alone, as a batch of one."""
 
+    def part(self, i: int) -> "Form":
+        """The gradients of entry `i` along the value's first axis."""
+        return Dense(self.dense()[:, i], "formed")
+
     @abc.abstractmethod
     def cost(self) -> Cost:
         """What the norm and the weighted sum take."""
@@ -98,6 +102,10 @@ class Dense(Form):
     def example(self, b: Any, shared: Shared) -> "Dense":
         """One row."""
         return Dense(one_row(self.rows, b), self._route)
+
+    def part(self, i: int) -> "Dense":
+        """Some of the entries."""
+        return Dense(self.rows[:, i], self._route)
 
     def cost(self) -> Cost:
         """A square or a product, and a sum, for each entry."""

@@ -97,6 +97,8 @@ class Prefix:
         self.program = program
         self.sources = {p: frozenset((p,)) for p in program.params}
         self.renamings = {p: Renaming(p) for p in program.params}
+        # Values that are several parameters, one behind the other along a first axis.
+        self.stacks: dict[Value, tuple[Value, ...]] = {}
         for equation in program.prefix:
             entering = [v for v in equation.inputs if v in self.sources]
             for v in equation.outputs:
@@ -109,6 +111,28 @@ class Prefix:
                 self.renamings[equation.outputs[0]] = Renaming(
                     before.param, (*before.equations, equation)
                 )
+            elif (params := self.stacked_by(equation)) is not None:
+                self.stacks[equation.outputs[0]] = params
+
+    def stacked_by(self, equation: Equation) -> tuple[Value, ...] | None:
+        """The parameters that an equation only puts one behind the other."""
+        if equation.name in SAME and equation.inputs[0] in self.stacks:
+            return self.stacks[equation.inputs[0]]
+        # `jnp.stack` is one or the other, by the version of JAX.
+        lead = {"concatenate": (1,), "stack": ()}.get(equation.name)
+        if lead is None or equation.params.get(
+            "dimension", equation.params.get("axis")
+        ):
+            return None
+        params = []
+        for v in equation.inputs:
+            renaming = self.renamings.get(v)
+            if renaming is None or v.shape != (*lead, *renaming.param.shape):
+                return None
+            if v.loops or not all(e.name in RESHAPED for e in renaming.equations):
+                return None
+            params.append(renaming.param)
+        return tuple(params)
 
     def pull_back(
         self, params: list, cotangents: dict[Value, Any], wanted: tuple[Value, ...]

@@ -185,6 +185,21 @@ class Rows(Form):
         parts = [(left.example(b), right.example(b)) for left, right in self.parts]
         return Rows(parts, self.axes, self.shape, self.precision, self.split)
 
+    def part(self, i: int) -> Form:
+        """Some of the groups, where the first axis is one of groups."""
+        groups, left, right = self.axes
+        if groups[:1] != (0,) or self.form is not None:
+            return super().part(i)
+        size = math.prod(self.split[axis] for axis in groups[1:])
+        parts = [
+            (x.some(i * size, size), y.some(i * size, size)) for x, y in self.parts
+        ]
+        inner, left, right = (
+            tuple(axis - 1 for axis in axes) for axes in (groups[1:], left, right)
+        )
+        shape, split = self.shape[1:], self.split[1:]
+        return Rows(parts, (inner, left, right), shape, self.precision, split)
+
     def cost(self) -> Cost:
         """By the formulas of this file: two FLOPs a multiplication."""
         right = self.parts[0][1]

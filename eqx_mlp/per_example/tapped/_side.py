@@ -41,6 +41,10 @@ class Side:
         """Example number `b` alone."""
         return Side(one_row(self.raw, b), self.order, (1, *self.shape[1:]))
 
+    def some(self, start: int, size: int) -> "Side":
+        """`size` of the groups."""
+        return Side.of(self.array()[:, start : start + size])
+
     @staticmethod
     def of(array: Shaped[Array, "batch group row ..."]) -> "Side":
         """An array that is in shape already."""

@@ -213,6 +213,12 @@ class Recomputed(Form):
             shared[self.block] = self.block.example(b)
         return Recomputed(shared[self.block], self.operand)
 
+    def part(self, i: int) -> Form:
+        """That of one step, where the steps are found one by one."""
+        if not self.block.one_by_one or len(self.block.site.equation.loops) > 1:
+            return super().part(i)
+        return OneStep(self, i)
+
     def cost(self) -> Cost:
         """Without the two passes through the block."""
         return self.block.plans[self.number][1]
@@ -221,3 +227,45 @@ class Recomputed(Form):
     def route(self) -> str:
         """That of the pass through the block."""
         return self.block.plans[self.number][0]
+
+
+class OneStep(Form):
+    """The gradients of a parameter that is one step's part of a stack."""
+
+    def __init__(self, stack: Recomputed, step: int) -> None:
+        self.stack = stack
+        self.step = step
+        self.shape = stack.shape[1:]
+
+    def measured(
+        self, shared: Shared, then_sum: bool
+    ) -> list[Inexact[Array, "batch ..."]]:
+        """The norm at that step."""
+        (norms,) = self.stack.measured(shared, then_sum)
+        return [norms[:, self.step, None]]
+
+    def norms(self, measures: list[PerExample]) -> PerExample:
+        """As measured."""
+        return measures[0]
+
+    def dense(self) -> Inexact[Array, "batch ..."]:
+        """Formed."""
+        return self.stack.dense()[:, self.step]
+
+    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
+        """That step's."""
+        return self.stack.weighted_sum(factor, shared)[self.step]
+
+    def example(self, b: Any, shared: Shared) -> "OneStep":
+        """The same for one example."""
+        return OneStep(self.stack.example(b, shared), self.step)
+
+    def cost(self) -> Cost:
+        """Its share."""
+        whole, steps = self.stack.cost(), self.stack.shape[0]
+        return Cost(whole.norm_flops // steps, whole.sum_flops // steps, whole.bytes)
+
+    @property
+    def route(self) -> str:
+        """That of every step."""
+        return self.stack.route
