@@ -96,6 +96,8 @@ def examples(session):
     session.run(
         "python", "examples/mnist.py", "--epochs", "2", "--plot", f"{picture}/mnist.png"
     )
+    best = ["--preset", "best", "--epochs", "1", "--widths", "64"]
+    session.run("python", "examples/mnist.py", *best)
     session.run("python", "examples/pure_jax.py", "--epochs", "1")
 
 

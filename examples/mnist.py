@@ -1,6 +1,7 @@
 """Train a multilayer perceptron on MNIST: about 98 % after ten epochs.
 
 python examples/mnist.py
+python examples/mnist.py --preset best    # about 99.5 % in four minutes
 python examples/mnist.py --epochs 100 --early-stopping 5 --log mnist.jsonl
 python examples/mnist.py --epochs 3 --widths 512 512 --dropout 0.2 --plot mnist.png
 python examples/mnist.py --epochs 30 --checkpoint-dir runs/a    # again to go on
@@ -11,6 +12,7 @@ import time
 STARTED = time.perf_counter()
 
 import argparse
+import functools
 import logging
 import sys
 from pathlib import Path
@@ -21,15 +23,50 @@ import numpy as np
 import optax
 
 import eqx_mlp
-from eqx_mlp import MLP, Callback, Checkpoints, EarlyStopping, data, losses, metrics, nn
+from eqx_mlp import (
+    MLP,
+    Callback,
+    Checkpoints,
+    EarlyStopping,
+    data,
+    ema_model,
+    losses,
+    metrics,
+    nn,
+    with_ema,
+)
 
 IMPORTED = time.perf_counter()
 
 OPTIMIZERS = {"adam": optax.adam, "adamw": optax.adamw, "sgd": optax.sgd}
 
+DEFORMATION = data.RandomDeformation(
+    shift=1, rotation=8, scale=0.1, shear=0.1, elastic=1.0, smoothness=4
+)
+
+# Defaults of the options. `best` was chosen on 10,000 held-out training images.
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {},
+    "best": {
+        "epochs": 80,
+        "batch_size": 512,
+        "widths": [1200, 1000],
+        "learning_rate": 2e-3,
+        "label_smoothing": 0.1,
+        "ema": 0.999,
+        "augment": True,
+    },
+}
+
 
 def parse(arguments=None):
+    # Read first, since it says the defaults of the others, in their help too.
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument(
+        "--preset", choices=PRESETS, default="quick", help="defaults of the options"
+    )
     parser = argparse.ArgumentParser(
+        parents=[first],
         description="Train a multilayer perceptron on the 60,000 images of MNIST.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -44,6 +81,18 @@ def parse(arguments=None):
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="at its peak")
     parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
+    parser.add_argument(
+        "--label-smoothing", type=float, default=0.0, help="share of all classes"
+    )
+    parser.add_argument(
+        "--ema", type=float, metavar="DECAY", help="judge a moving average of weights"
+    )
+    parser.add_argument(
+        "--augment",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="shift, turn, scale, shear and bend the training images",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and shuffling")
     parser.add_argument(
         "--data", type=Path, help="folder with the four MNIST files; default: found"
@@ -73,6 +122,7 @@ def parse(arguments=None):
         metavar="N",
         help="updates between checkpoints; default: one after each epoch",
     )
+    parser.set_defaults(**PRESETS[first.parse_known_args(arguments)[0].preset])
     return parser.parse_args(arguments)
 
 
@@ -81,14 +131,16 @@ def optimizer_of(args, steps):
     rate = args.learning_rate
     if args.schedule == "cosine":
         rate = optax.cosine_decay_schedule(rate, steps)
-    return optax.chain(optax.clip_by_global_norm(1.0), OPTIMIZERS[args.optimizer](rate))
+    step = optax.chain(optax.clip_by_global_norm(1.0), OPTIMIZERS[args.optimizer](rate))
+    return step if args.ema is None else with_ema(step, args.ema)
 
 
 class PrintEpochs(Callback):
     """A line an epoch."""
 
-    def __init__(self, watched):
+    def __init__(self, watched, accuracy):
         self.watched = watched
+        self.accuracy = accuracy
 
     def on_start(self, state, history):
         self.resumed = int(state.step) > 0
@@ -98,7 +150,7 @@ class PrintEpochs(Callback):
         print(
             f"epoch {len(history['loss']):2d}   loss {last['loss']:.4f}   "
             f"accuracy {last['accuracy']:.2%}   {self.watched} accuracy "
-            f"{last['val_accuracy']:.2%}   {last['seconds']:.2f} s",
+            f"{last[self.accuracy]:.2%}   {last['seconds']:.2f} s",
             flush=True,
         )
 
@@ -116,7 +168,8 @@ def main(arguments=None):
     print(f"\n{nn.summary(model)}\n", flush=True)
 
     train, watched = split
-    lines = PrintEpochs("test")
+    accuracy = "val_accuracy" if args.ema is None else "ema_val_accuracy"
+    lines = PrintEpochs("test", accuracy)
     callbacks: list[Callback] = [lines]
     if args.early_stopping:
         # What chooses the epoch must not be what the network is judged by.
@@ -124,21 +177,22 @@ def main(arguments=None):
         watched = tuple(array[50_000:] for array in split.train)
         lines.watched = "held-out"
         patience = args.early_stopping
-        callbacks.append(EarlyStopping("val_accuracy", mode="max", patience=patience))
+        callbacks.append(EarlyStopping(accuracy, mode="max", patience=patience))
     # The library says on its logger whether it goes on, and where.
     checkpoint = args.checkpoint_dir and Checkpoints(
-        args.checkpoint_dir, every=args.checkpoint_every, best="val_loss"
+        args.checkpoint_dir, every=args.checkpoint_every, best=accuracy, mode="max"
     )
     steps = args.epochs * -(-len(train[0]) // args.batch_size)
     state, history = eqx_mlp.fit(
         model,
         train,
-        loss=losses.cross_entropy,
+        loss=functools.partial(losses.cross_entropy, smoothing=args.label_smoothing),
         optimizer=optimizer_of(args, steps),
         key=fit_key,
         epochs=args.epochs,
         batch_size=args.batch_size,
         transform=data.image_to_vector,
+        augment=DEFORMATION if args.augment else None,
         validation=watched,
         metrics={"accuracy": metrics.accuracy},
         callbacks=callbacks,
@@ -147,8 +201,9 @@ def main(arguments=None):
     )
     fitted = time.perf_counter()
 
+    model = state.model if args.ema is None else ema_model(state)
     measured = eqx_mlp.evaluate(
-        state.model,
+        model,
         split.test,
         metrics={"accuracy": metrics.accuracy},
         transform=data.image_to_vector,
@@ -165,7 +220,7 @@ def main(arguments=None):
         f"{rest}"
     )
     if args.plot:
-        plot(args.plot, state.model, history, split.test)
+        plot(args.plot, model, history, split.test)
         print(f"picture: {args.plot}")
     return history
 

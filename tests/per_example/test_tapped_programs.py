@@ -54,7 +54,7 @@ STEPS = {
     "softmax": lambda p, h: jax.nn.softmax(h @ p["v"]),
     "penalty": lambda p, h: h + 0.1 * jnp.sum(jnp.square(p["w"])),
     "attend": lambda p, h: jax.nn.softmax(h @ p["w"] @ h.T) @ h,
-    "conv": lambda p, h: jnp.convolve(h[:, 0], p["b"], "same")[:, None] + h,
+    "conv": lambda p, h: h + jnp.convolve(h[:, 0], p["b"], "full")[1:-1, None],
     "image": lambda p, h: (
         h + jax.lax.conv(h[None, None], p["k"][:1, None, 1:], (1, 1), "SAME")[0, 0]
     ),
