@@ -1,7 +1,7 @@
 """Train a multilayer perceptron on MNIST: about 98 % after ten epochs.
 
 python examples/mnist.py
-python examples/mnist.py --preset best    # about 99.5 % in four minutes
+python examples/mnist.py --preset best    # about 99.5 % in five minutes
 python examples/mnist.py --epochs 100 --early-stopping 5 --log mnist.jsonl
 python examples/mnist.py --epochs 3 --widths 512 512 --dropout 0.2 --plot mnist.png
 python examples/mnist.py --epochs 30 --checkpoint-dir runs/a    # again to go on
