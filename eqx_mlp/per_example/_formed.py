@@ -66,9 +66,7 @@ class FormedGradients(Gradients):
     ) -> PyTree:
         """One product of factors and rows for each parameter."""
         sums = [
-            weighted_sum(
-                factors[group], leaf, sum_dtype(leaf.dtype), silence=finite is not True
-            )
+            weighted_sum(factors[group], leaf, silence=finite is not True)
             for group, leaf in zip(group_of, self.leaves, strict=True)
         ]
         return jax.tree.unflatten(self.tree, sums)

@@ -103,9 +103,10 @@ def sum_dtype(dtype: Any) -> Any:
 
 
 def weighted_sum(
-    factor: PerExample, rows: Array, dtype: Any, silence: bool = True
-) -> Array:
+    factor: PerExample, rows: Inexact[Array, "batch ..."], silence: bool
+) -> Inexact[Array, "..."]:
     """sum_b factor_b * rows_b, where with `silence` a factor of 0 silences a NaN."""
+    dtype = sum_dtype(rows.dtype)
     if silence:
         rows = jnp.where(rows_like(factor != 0, rows), rows, jnp.zeros_like(rows))
     return jnp.tensordot(

@@ -1,8 +1,8 @@
 """The progress bar."""
 
 import sys
-import types
 from collections.abc import Mapping
+from typing import Any
 
 
 class Progress:
@@ -29,12 +29,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._bar is not None:
             self._bar.close()
 

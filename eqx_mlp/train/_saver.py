@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import signal
-import types
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -68,14 +67,9 @@ class Saver:
                 self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         # What is being written gets done, and only then is the folder given back.
-        self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(*error)
 
     def resume(self, state: TrainState, begun: UnderWay) -> tuple[TrainState, UnderWay]:
         """Where the run goes on: as given, or from the folder's last checkpoint."""

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import types
 from typing import Any
 
 
@@ -25,14 +24,9 @@ class StopSignals:
                     self._earlier[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         self._restore()
-        if self.received is not None and error is None:
+        if self.received is not None and kind is None:
             # Nobody has left on its account: it came too late for that.
             signal.raise_signal(self.received)
 

@@ -8,10 +8,10 @@ import argparse
 import jax
 import optax
 from _measure import interleaved, table
+from fit_epoch import epoch_by_fit
 
-from eqx_mlp import MLP, Ensemble, data, fit, losses
+from eqx_mlp import MLP, Ensemble, data
 
-BATCH = 128
 OPTIMIZER = optax.adam(1e-3)
 
 
@@ -26,25 +26,11 @@ def main():
     for sizes in ((32,), (128,), (256, 128)):
         models = [MLP(784, 10, sizes, key=key) for key in keys]
 
-        def epoch(model):
-            result = fit(
-                model,
-                (x, y),
-                loss=losses.cross_entropy,
-                optimizer=OPTIMIZER,
-                key=jax.random.key(1),
-                epochs=1,
-                batch_size=BATCH,
-                transform=data.image_to_vector,
-                progress=False,
-            )
-            return float(result.history["seconds"][0])
+        together = epoch_by_fit(OPTIMIZER, x, y, Ensemble(models))
+        each = [epoch_by_fit(OPTIMIZER, x, y, model) for model in models]
 
-        def together(models=models, epoch=epoch):
-            return epoch(Ensemble(models))
-
-        def in_turn(models=models, epoch=epoch):
-            return sum(epoch(model) for model in models)
+        def in_turn(each=each):
+            return sum(run() for run in each)
 
         print("-".join(map(str, (784, *sizes, 10))), "members:", len(models))
         table(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Inexact, Shaped
 
 from ..._types import PerExample
 from .._batch import rows_like
-from .._norm import sum_dtype
+from .._norm import sum_dtype, weighted_sum
 
 # Kept while the forms of a batch are asked for the same thing.
 Shared = dict[Any, Any]
@@ -97,7 +97,7 @@ class Dense(Form):
 
     def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
         """One product of the factors and the rows."""
-        return summed(factor, self.rows)
+        return weighted_sum(factor, self.rows, silence=False)
 
     def example(self, b: Any, shared: Shared) -> "Dense":
         """One row."""
@@ -115,16 +115,6 @@ class Dense(Form):
     def route(self) -> str:
         """As it was named."""
         return self._route
-
-
-def summed(
-    factor: PerExample, rows: Inexact[Array, "batch ..."]
-) -> Inexact[Array, "..."]:
-    """sum_b factor_b rows_b."""
-    dtype = sum_dtype(rows.dtype)
-    return jnp.tensordot(
-        factor.astype(dtype), rows.astype(dtype), axes=1, precision="highest"
-    )
 
 
 def one_row(x: Shaped[Array, "batch ..."], b: Any) -> Shaped[Array, "1 ..."]:

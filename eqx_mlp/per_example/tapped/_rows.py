@@ -23,8 +23,8 @@ from jaxtyping import Array, Inexact, Shaped
 
 from ..._dtypes import promote
 from ..._types import PerExample
-from .._norm import each_row_norms, sum_dtype
-from ._form import Cost, Dense, Form, Shared, divided, largest, one_row, summed
+from .._norm import each_row_norms, sum_dtype, weighted_sum
+from ._form import Cost, Dense, Form, Shared, divided, largest, one_row
 from ._side import Side, outer, summed_outer
 
 # How a value's axes fall apart: groups, left side, right side.
@@ -169,7 +169,7 @@ class Rows(Form):
         Where the gradients have been formed for their norms, their sum is cheaper.
         """
         if self.formed is not None:
-            return summed(factor, self.formed)
+            return weighted_sum(factor, self.formed, silence=False)
         dtype = common(side for part in self.parts for side in part)
         size = self.side_size(1)
         sums = (
