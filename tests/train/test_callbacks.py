@@ -273,6 +273,20 @@ class TestCheckFinite:
             run([CheckFinite()], **changed)
         return caught.value
 
+    def run_on(self, model, x, loss, **options):
+        fit(
+            model,
+            (x,),
+            loss=loss,
+            optimizer=optax.sgd(1.0),
+            key=jax.random.key(0),
+            epochs=1,
+            batch_size=2,
+            callbacks=[CheckFinite()],
+            progress=False,
+            **options,
+        )
+
     def at(self, step):
         """The state before update `step`, by a run that ends there."""
 
@@ -329,17 +343,7 @@ class TestCheckFinite:
 
         model = {"a": jnp.ones(2), "b": jnp.ones(3), "c": jnp.ones(1)}
         with pytest.raises(NonFiniteError) as caught:
-            fit(
-                model,
-                (jnp.ones(6),),
-                loss=loss,
-                optimizer=optax.sgd(1.0),
-                key=jax.random.key(0),
-                epochs=1,
-                batch_size=2,
-                callbacks=[CheckFinite()],
-                progress=False,
-            )
+            self.run_on(model, jnp.ones(6), loss)
         assert caught.value.leaf == "['b']"
 
     def test_an_optimiser_that_overflows(self):
@@ -352,34 +356,16 @@ class TestCheckFinite:
 
     def test_data_that_are_not_finite_are_pointed_at(self):
         with pytest.raises(NonFiniteError, match=r"at argument \[0\]"):
-            fit(
-                {"at": jnp.array(0.0)},
-                (jnp.zeros(6).at[3].set(jnp.nan),),
-                loss=climb,
-                optimizer=optax.sgd(1.0),
-                key=jax.random.key(0),
-                epochs=1,
-                batch_size=2,
-                callbacks=[CheckFinite()],
-                progress=False,
-            )
+            x = jnp.zeros(6).at[3].set(jnp.nan)
+            self.run_on({"at": jnp.array(0.0)}, x, climb)
 
     def test_a_frozen_leaf_may_be_infinite(self):
         def loss(w, x):
             return jnp.where(w["mask"] < 0, 0.0, 1.0) + climb(w, x)
 
-        fit(
-            {"at": jnp.array(0.0), "mask": jnp.array(-jnp.inf)},
-            (jnp.zeros(6),),
-            loss=loss,
-            optimizer=optax.sgd(1.0),
-            key=jax.random.key(0),
-            epochs=1,
-            batch_size=2,
-            trainable={"at": True, "mask": False},
-            callbacks=[CheckFinite()],
-            progress=False,
-        )
+        model = {"at": jnp.array(0.0), "mask": jnp.array(-jnp.inf)}
+        trainable = {"at": True, "mask": False}
+        self.run_on(model, jnp.zeros(6), loss, trainable=trainable)
 
 
 class TestTheProtocol:
