@@ -355,8 +355,8 @@ class TestCheckFinite:
         assert "update 5: the optimiser made what is not finite" in str(error)
 
     def test_data_that_are_not_finite_are_pointed_at(self):
+        x = jnp.zeros(6).at[3].set(jnp.nan)
         with pytest.raises(NonFiniteError, match=r"at argument \[0\]"):
-            x = jnp.zeros(6).at[3].set(jnp.nan)
             self.run_on({"at": jnp.array(0.0)}, x, climb)
 
     def test_a_frozen_leaf_may_be_infinite(self):
