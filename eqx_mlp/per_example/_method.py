@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from .._dtypes import promote
 from .._types import PerExample
 from ._formed import vmap_of_grad
-from ._norm import careful_norms
+from ._norm import joint_norm
 from ._route import Route
 from .tapped import Engine
 
@@ -25,7 +25,5 @@ def total_norm(norms: list[PerExample | None], like: PerExample) -> PerExample:
     used = [norm for norm in norms if norm is not None]
     if not used:
         return jnp.zeros(like.shape, promote(like.dtype, jnp.float32))
-    if len(used) == 1:
-        return used[0]
     dtype = promote(*(norm.dtype for norm in used))
-    return careful_norms([jnp.stack([n.astype(dtype) for n in used], axis=1)])[0]
+    return joint_norm([norm.astype(dtype) for norm in used])

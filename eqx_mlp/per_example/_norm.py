@@ -1,5 +1,6 @@
 """Euclidean norms over trees, exact where squares would over- or underflow."""
 
+import functools
 from typing import Any
 
 import jax
@@ -32,6 +33,18 @@ def careful_norms(
         return jnp.where(usable, scale * root, largest)
 
     return jnp.stack([norms(x) for x in arrays])
+
+
+def joint_norm(parts: list[PerExample]) -> PerExample:
+    """The norm of what has these norms, as careful as `careful_norms`.
+
+    Entry by entry, which compiles to one loop over the batch.
+    """
+    largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, parts))
+    usable = jnp.isfinite(largest) & (largest > 0)
+    scale = jnp.where(usable, largest, 1)
+    squares = functools.reduce(jnp.add, (jnp.square(x / scale) for x in parts))
+    return jnp.where(usable, scale * jnp.sqrt(jnp.where(usable, squares, 1)), largest)
 
 
 @jax.custom_jvp

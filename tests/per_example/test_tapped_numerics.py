@@ -151,3 +151,11 @@ def test_norms_can_be_differentiated_and_so_can_clipped_sums_forwards():
     sums = lambda w: clipped(w, jnp.array([1.0, 4.0, 7.0]))[0]
     _, moved = jax.jvp(sums, (jnp.array(2.0),), (jnp.array(1.0),))
     np.testing.assert_allclose(moved, 2.5, rtol=1e-6)
+
+
+def test_where_every_gradient_is_zero_the_norm_has_derivative_zero():
+    # |(a x, b x)| has a corner at a = b = 0; the subgradient is 0, as for one entry.
+    norms = per_example_grad_norm(lambda p, x: (p["a"] ** 2 + p["b"] ** 2) * x / 2)
+    at_zero = {"a": jnp.zeros(()), "b": jnp.zeros(())}
+    moved = jax.grad(lambda p: jnp.sum(norms(p, jnp.ones(2))))(at_zero)
+    assert moved == {"a": 0, "b": 0}
