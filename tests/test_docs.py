@@ -5,6 +5,9 @@ is what it prints, or, where it begins with the name of an error, the error it r
 Line breaks in it are free, so that a page need not scroll; `...` stands for anything.
 The tests' strict promotion refuses what JAX's default allows and changes nothing else,
 so what passes here runs by default too.
+
+A page about other libraries names those beyond the tests' own in a first line,
+`<!-- needs: torch -->`, and is skipped where they are missing; `nox -s peers` has all.
 """
 
 import ast
@@ -27,6 +30,7 @@ FENCE = re.compile(
     r"^```python[^\n]*\n(?P<code>.*?)^```\n(?:\n*^```text[^\n]*\n(?P<shown>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
+NEEDS = re.compile(r"\A<!-- needs: (.*) -->$", re.MULTILINE)
 ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception|Warning): ")
 
 
@@ -69,6 +73,10 @@ def is_as_shown(printed, shown):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    needs = NEEDS.search(page.read_text(encoding="utf-8"))
+    if needs:
+        for name in needs[1].split(", "):
+            pytest.importorskip(name)
     namespace = {"__name__": "__main__"}
     for block in blocks_of(page):
         printed = run(page, block, namespace)

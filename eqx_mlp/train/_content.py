@@ -20,6 +20,8 @@ from ._leaves import (
 )
 from ._state import TrainState
 
+SAVED_FROM = "Give the model, and for a state the optimizer, that it was saved from"
+
 
 def about_model(model: Model) -> dict[str, Any]:
     """What a manifest says of a model beside its leaves; the same all through a run."""
@@ -97,8 +99,8 @@ class Checkpoint:
 
         where = f"the checkpoint {self.path}"
         leaves = {path: leaf_of(path, x) for path, x in arrays.items()}
-        require_same(where, wanted(self._leaves), leaves)
-        require_same(where, wanted(self.manifest["values"]), values)
+        require_same(where, wanted(self._leaves), leaves, SAVED_FROM)
+        require_same(where, wanted(self.manifest["values"]), values, SAVED_FROM)
         saved, ours = self.manifest["constructor"], constructor_of(model_of(like))
         if saved and ours and saved != ours:
             # Leaves and values are the same, so it is the activation that is not.

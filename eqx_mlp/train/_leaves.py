@@ -50,7 +50,7 @@ def named(tree: PyTree, root: str = "") -> tuple[dict[str, Any], dict[str, Any]]
         path = _path(root, keys)
         if path in arrays or path in values:
             raise ValueError(f"two leaves have the same path, {path}")
-        if _is_array(x):
+        if is_array(x):
             arrays[path] = x
         elif isinstance(x, bool | int | float | str):
             values[path] = x
@@ -66,7 +66,7 @@ def with_arrays(tree: PyTree, arrays: dict[str, np.ndarray], root: str = "") -> 
 
     def replaced(keys: tuple, x: Any) -> Any:
         path = _path(root, keys)
-        return _placed(path, arrays[path], x) if _is_array(x) else x
+        return placed(path, arrays[path], x) if is_array(x) else x
 
     return jax.tree_util.tree_map_with_path(replaced, tree)
 
@@ -84,19 +84,25 @@ def _path(root: str, keys: tuple) -> str:
     return (root + jax.tree_util.keystr(keys)).lstrip(".")
 
 
-def _is_array(x: Any) -> bool:
+def is_array(x: Any) -> bool:
+    """Whether a leaf is an array, or the shape and dtype of one."""
     return eqx.is_array(x) or isinstance(
         x, np.ndarray | np.generic | jax.ShapeDtypeStruct
     )
 
 
-def _placed(path: str, x: np.ndarray, like: Any) -> Any:
+def placed(path: str, x: np.ndarray, like: Any) -> Any:
+    """`x` as the kind of array that `like` is, on the same devices.
+
+    Raises:
+        ValueError: JAX would make it narrower.
+    """
     if isinstance(like, np.ndarray | np.generic):
         return x
     if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype:
         raise ValueError(
             f"{path} is {x.dtype}, which JAX makes narrower: set jax_enable_x64 as it "
-            "was when the checkpoint was written"
+            "was when this was written"
         )
     array = jnp.array(x)
     if is_key(like):
@@ -117,7 +123,9 @@ def to_host(arrays: Sequence[Any]) -> list[np.ndarray]:
     return [np.array(x) for x in arrays]
 
 
-def require_same(where: str, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+def require_same(
+    where: str, saved: dict[str, Any], wanted: dict[str, Any], mend: str
+) -> None:
     """Raise a ValueError that names the places where a tree is not the one saved."""
     wrong = [
         f"at {path} expected {wanted.get(path, 'nothing')}, got "
@@ -129,8 +137,7 @@ def require_same(where: str, saved: dict[str, Any], wanted: dict[str, Any]) -> N
         more = f"; and at {len(wrong) - 3} more places" if len(wrong) > 3 else ""
         raise ValueError(
             f"{where} does not fit what it is to be loaded into: "
-            f"{'; '.join(wrong[:3])}{more}. Give the model, and for a state the "
-            "optimizer, that it was saved from"
+            f"{'; '.join(wrong[:3])}{more}. {mend}"
         )
 
 
