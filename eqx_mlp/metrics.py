@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from ._checked import checked
+from ._display import short
 from ._dtypes import promote
 from ._known import is_known
 from ._types import ArrayLike, Key, Label, Model, Weight
@@ -55,6 +56,10 @@ class Metric(eqx.Module):
         if not np.all(denominator):
             raise ValueError("a mean over no example: every weight was 0")
         return np.asarray(np.asarray(self.numerator) / denominator)
+
+    def __repr__(self) -> str:
+        below = "" if self.denominator is None else f" / {short(self.denominator)}"
+        return f"Metric({short(self.numerator)}{below})"
 
 
 def sum_metric(

@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # A room may import itself and what stands above it in this list of levels.
 LEVELS = [
-    {"_checked", "_dtypes", "_keys", "_known", "_select", "_types"},
+    {"_checked", "_display", "_dtypes", "_keys", "_known", "_select", "_types"},
     {"nn", "losses", "metrics", "data"},
     {"per_example"},
     {"train"},

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import equinox as eqx
 import numpy as np
 from jaxtyping import Int32, Shaped, UInt8
 
@@ -56,6 +57,9 @@ class Split(NamedTuple):
 
     train: tuple[UInt8[np.ndarray, "train 28 28"], Int32[np.ndarray, " train"]]
     test: tuple[UInt8[np.ndarray, "test 28 28"], Int32[np.ndarray, " test"]]
+
+    def __repr__(self) -> str:
+        return eqx.tree_pformat(self)
 
 
 @checked()

@@ -23,35 +23,9 @@ _ACTIVATIONS: dict[str, Callable] = {"sin": jnp.sin} | {
 # fmt: on
 
 
-def _mlp(model: MLP) -> dict[str, Any]:
-    *hidden, last = model.layers
-    return {
-        "in_size": model.in_size,
-        "out_size": model.out_size,
-        "hidden_sizes": [layer.out_features for layer in hidden],
-        "use_bias": last.use_bias,
-        "dtype": str(last.weight.dtype),
-    }
-
-
-def _residual(model: ResidualMLP) -> dict[str, Any]:
-    return {
-        "in_size": model.in_size,
-        "out_size": model.out_size,
-        "width": model.head.in_features,
-        "depth": len(model.blocks),
-        "hidden_size": model.blocks[0].up.out_features,
-        "use_bias": model.head.use_bias,
-        "dtype": str(model.head.weight.dtype),
-    }
-
-
 # The only classes that a file can name. What draws the weights is not in the arguments:
 # they are about to be replaced.
-_CLASSES: dict[str, tuple[type, Callable[..., dict[str, Any]]]] = {
-    "MLP": (MLP, _mlp),
-    "ResidualMLP": (ResidualMLP, _residual),
-}
+_CLASSES: dict[str, type] = {"MLP": MLP, "ResidualMLP": ResidualMLP}
 
 
 def constructor_of(model: Model) -> dict[str, Any] | None:
@@ -61,10 +35,10 @@ def constructor_of(model: Model) -> dict[str, Any] | None:
     changed so that no arguments lead to it.
     """
     name = type(model).__name__
-    if type(model) is not _CLASSES.get(name, (None,))[0]:
+    if type(model) is not _CLASSES.get(name):
         return None
     try:
-        arguments = _CLASSES[name][1](model) | {
+        arguments = model._arguments() | {
             "activation": _name_of(model.activation),
             "dropout_rate": float(model.dropout.p),
         }
@@ -89,7 +63,7 @@ def build(constructor: dict[str, Any]) -> Model:
         )
     arguments["activation"] = activation
     key = jax.random.key(0)
-    return eqx.filter_eval_shape(_CLASSES[name][0], **arguments, key=key)
+    return eqx.filter_eval_shape(_CLASSES[name], **arguments, key=key)
 
 
 def _name_of(activation: Any) -> str:

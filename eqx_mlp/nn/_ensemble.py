@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from .._checked import checked
+from .._display import mimebundle
 from .._dtypes import wide
 from .._keys import with_key
 from .._known import is_known
@@ -74,6 +75,13 @@ class Ensemble(eqx.Module):
                     f"static fields differ, {model} and {models[0]}"
                 )
         self.members = jax.tree.unflatten(structure, stacked)
+
+    def __repr__(self) -> str:
+        if not any(eqx.is_array(x) for x in jax.tree.leaves(self.members)):
+            return eqx.tree_pformat(self)
+        return f"Ensemble({len(self)} x {self.members!r})"
+
+    _repr_mimebundle_ = mimebundle
 
     def __len__(self) -> int:
         return next(x for x in jax.tree.leaves(self.members) if eqx.is_array(x)).shape[

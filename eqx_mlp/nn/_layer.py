@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._display import call
 from .._keys import require_key
 from .._types import Key
 from ._init import Initializer
@@ -117,3 +118,39 @@ def dropout_keys(
             "a key: pass key=..., or inference=True to switch dropout off"
         )
     return list(jax.random.split(key, n))
+
+
+def described(model: Any) -> str:
+    """A model as the call that makes it, without what is so by default.
+
+    What has a model's structure and is none, its gradient or a mask, is shown as
+    Equinox does, as a tree.
+    """
+    try:
+        arguments = model._arguments()
+        settings = {
+            "activation": model.activation,
+            "dropout_rate": model.dropout.p,
+            "remat": getattr(model, "remat", False),
+            "inference": model.dropout.inference,
+        }
+    except (AttributeError, TypeError, IndexError):
+        return eqx.tree_pformat(model)
+    if not callable(model.activation):
+        return eqx.tree_pformat(model)
+    defaults = {
+        "hidden_size": arguments.get("width"),
+        "use_bias": True,
+        "dtype": "float32",
+        "activation": jax.nn.relu,
+        "dropout_rate": 0.0,
+        "remat": False,
+        "inference": False,
+    }
+    options = {
+        name: tuple(x) if isinstance(x, list) else x
+        for name, x in (arguments | settings).items()
+        if eqx.is_array(x) or name not in defaults or x != defaults[name]
+    }
+    sizes = options.pop("in_size"), options.pop("out_size")
+    return call(type(model).__name__, *sizes, **options)

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._checked import checked
+from .._display import mimebundle
 from .._types import ArrayLike, Key
 from ._init import Initializer, he_normal
 from ._layer import (
+    described,
     dropout_keys,
     linear,
     require_example,
@@ -124,3 +126,16 @@ class MLP(eqx.Module):
             x = self.activation(layer(x))
             x = self.dropout(x, key=k, inference=inference)
         return last(x)
+
+    def _arguments(self) -> dict[str, Any]:
+        *hidden, last = self.layers
+        return {
+            "in_size": self.in_size,
+            "out_size": self.out_size,
+            "hidden_sizes": [layer.out_features for layer in hidden],
+            "use_bias": last.use_bias,
+            "dtype": str(last.weight.dtype),
+        }
+
+    __repr__ = described
+    _repr_mimebundle_ = mimebundle

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._checked import checked
+from .._display import mimebundle
 from .._types import ArrayLike, Key
 from ._init import Initializer, he_normal
 from ._layer import (
+    described,
     dropout_keys,
     linear,
     require_example,
@@ -155,6 +157,20 @@ class ResidualMLP(eqx.Module):
             for block, k in zip(self.blocks, keys, strict=True):
                 x = apply(block, x, k)
         return self.head(self.norm(x))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "in_size": self.in_size,
+            "out_size": self.out_size,
+            "width": self.head.in_features,
+            "depth": len(self.blocks),
+            "hidden_size": self.blocks[0].up.out_features,
+            "use_bias": self.head.use_bias,
+            "dtype": str(self.head.weight.dtype),
+        }
+
+    __repr__ = described
+    _repr_mimebundle_ = mimebundle
 
 
 def _rematerialised(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checked import checked
+from .._display import mimebundle
 from .._keys import require_key
 from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..metrics import Metrics
@@ -48,6 +49,17 @@ class FitResult(NamedTuple):
     def model(self) -> Model:
         """The trained model."""
         return self.state.model
+
+    def __repr__(self) -> str:
+        epochs = len(self.history["seconds"])
+        last = [
+            f", {name}={column[-1]:.4g}"
+            for name, column in self.history.items()
+            if column.shape == (epochs,) and epochs and name != "step_loss"
+        ]
+        return f"FitResult({self.state!r}, epochs={epochs}{''.join(last)})"
+
+    _repr_mimebundle_ = mimebundle
 
 
 def _require(

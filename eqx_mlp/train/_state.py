@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .._checked import checked
+from .._display import is_number, mimebundle, short
 from .._keys import require_key
 from .._types import Key, Model, Optimizer, Step, Trainable
 from ..nn._ensemble import Ensemble, each_member
@@ -28,6 +29,21 @@ class TrainState(eqx.Module):
     opt_state: PyTree
     step: Step
     key: Key
+
+    def __repr__(self) -> str:
+        if not is_number(self.step):
+            return eqx.tree_pformat(self)
+        model, optimizer = short(self.model), _kind(self.opt_state)
+        return f"TrainState({model}, opt_state={optimizer}, step={self.step})"
+
+    _repr_mimebundle_ = mimebundle
+
+
+def _kind(opt_state: PyTree) -> str:
+    """Optax's states by their names: one holds as many arrays as the model does."""
+    if type(opt_state) is tuple:
+        return f"({', '.join(_kind(x) for x in opt_state)})"
+    return type(opt_state).__name__
 
 
 def _require(model: Any, optimizer: Any, *, key: Any = None, **_: Any) -> None:
