@@ -128,6 +128,7 @@ def peers(session):
     """Other libraries beside ours: do they agree, and how long do they take."""
     session.install("-e", ".", *group("tests"), *group("peers"))
     if not session.posargs:
-        session.run("pytest", "tests/interop")
+        tests = ["tests/interop", "tests/test_display.py", "tests/test_docs.py"]
+        session.run("pytest", *tests)
     for name in session.posargs or ["peers", "clipped_peers"]:
         session.run("python", f"tests/benchmarks/{name}.py")

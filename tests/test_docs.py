@@ -102,6 +102,9 @@ ROOMS = [
     "eqx_mlp.per_example",
     "eqx_mlp.train",
     "eqx_mlp.interop.jax_privacy",
+    "eqx_mlp.interop.weights",
+    "eqx_mlp.interop.export",
+    "eqx_mlp.interop.clu",
 ]
 
 

@@ -20,11 +20,12 @@ LEVELS = [
 
 def test_importing_the_library_imports_nothing_heavy():
     heavy = ["beartype", "matplotlib", "pooch", "tqdm", "torch", "flax", "orbax"]
-    heavy += ["jax_privacy", "dp_accounting"]
+    heavy += ["jax_privacy", "dp_accounting", "safetensors", "clu", "treescope"]
     code = f"""
 import jax, equinox, optax, sys
 before = set(sys.modules)
-import eqx_mlp, eqx_mlp.interop.jax_privacy
+import eqx_mlp, eqx_mlp.interop.jax_privacy, eqx_mlp.interop.weights
+import eqx_mlp.interop.clu, eqx_mlp.interop.export
 new = {{name.split(".")[0] for name in set(sys.modules) - before}}
 print(sorted(new & set({heavy!r})))
 """

@@ -120,24 +120,24 @@ def dropout_keys(
     return list(jax.random.split(key, n))
 
 
-def described(model: Any) -> str:
+def described(self: Any) -> str:
     """A model as the call that makes it, without what is so by default.
 
     What has a model's structure and is none, its gradient or a mask, is shown as
     Equinox does, as a tree.
     """
     try:
-        arguments = model._arguments()
+        arguments = self._arguments()
         settings = {
-            "activation": model.activation,
-            "dropout_rate": model.dropout.p,
-            "remat": getattr(model, "remat", False),
-            "inference": model.dropout.inference,
+            "activation": self.activation,
+            "dropout_rate": self.dropout.p,
+            "remat": getattr(self, "remat", False),
+            "inference": self.dropout.inference,
         }
     except (AttributeError, TypeError, IndexError):
-        return eqx.tree_pformat(model)
-    if not callable(model.activation):
-        return eqx.tree_pformat(model)
+        return eqx.tree_pformat(self)
+    if not callable(self.activation):
+        return eqx.tree_pformat(self)
     defaults = {
         "hidden_size": arguments.get("width"),
         "use_bias": True,
@@ -153,4 +153,4 @@ def described(model: Any) -> str:
         if eqx.is_array(x) or name not in defaults or x != defaults[name]
     }
     sizes = options.pop("in_size"), options.pop("out_size")
-    return call(type(model).__name__, *sizes, **options)
+    return call(type(self).__name__, *sizes, **options)
