@@ -106,6 +106,11 @@ def test_a_repr_reads_no_array_that_is_traced_or_gone():
     assert repr(state).startswith("TrainState(\n")
 
 
+# Treescope looks at every name in NumPy, some of which are on their way out.
+of_numpy = pytest.mark.filterwarnings("ignore:The chararray:DeprecationWarning")
+
+
+@of_numpy
 def test_a_notebook_shows_a_tree_where_treescope_is_there(monkeypatch):
     treescope = pytest.importorskip("treescope")
     state = init_state(MODEL, optax.sgd(0.1), key=KEY)
@@ -117,6 +122,7 @@ def test_a_notebook_shows_a_tree_where_treescope_is_there(monkeypatch):
     assert MODEL._repr_mimebundle_() == {}
 
 
+@of_numpy
 def test_ipython_shows_the_tree_and_the_line():
     pytest.importorskip("treescope")
     formatters = pytest.importorskip("IPython.core.formatters")
