@@ -170,6 +170,19 @@ def test_an_entry_that_does_not_fit_is_named():
         weights.from_flax(model, turned)
 
 
+def test_a_layer_left_out_is_missed_where_its_neighbours_would_fit():
+    square = MLP(4, 4, (4, 4), key=jax.random.key(0))
+    arrays = weights.to_arrays(square)
+    for kept in (("0", "2"), ("1", "2"), ("2", "5")):
+        entries = {
+            f"layers.{i}.{field}": arrays[f"layers.0.{field}"]
+            for i in kept
+            for field in ("weight", "bias")
+        }
+        with pytest.raises(ValueError, match=r"layers\.\d\.weight expected .*nothing"):
+            weights.from_torch(square, entries)
+
+
 def test_weights_are_copied_and_the_rest_of_the_model_stays():
     model = eqx.nn.inference_mode(
         MLP(3, 2, (5, 4), dropout_rate=0.5, key=jax.random.key(0))

@@ -174,14 +174,18 @@ def _modules(entries: Iterable[Entry]) -> list[str]:
 
 def _by_number(own: Sequence[str], found: Sequence[str]) -> list[str] | None:
     """Their modules in the order of ours, where both differ by a number alone."""
-    if {*own} == {*found}:
+    if {*found} <= {*own}:
         return None
     numbers = _numbers(found)
     if numbers is None or _numbers(own) is None:
         return None
     ordered = [name for _, name in sorted(zip(numbers, found, strict=True))]
-    # What they lack is named as we do, and what they have beyond is left to be told.
-    return [*ordered[: len(own)], *own[len(ordered) :]]
+    # What they lack is named as the model does, and never as one of theirs; what they
+    # have beyond is left to be told.
+    missing = [
+        f"model.{name}" if name in ordered else name for name in own[len(ordered) :]
+    ]
+    return [*ordered[: len(own)], *missing]
 
 
 def _numbers(names: Sequence[str]) -> list[int] | None:
