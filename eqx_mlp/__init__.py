@@ -11,9 +11,15 @@ from .nn import MLP as MLP
 from .nn import Ensemble as Ensemble
 from .nn import ResidualMLP as ResidualMLP
 from .per_example import ExampleStats as ExampleStats
+from .per_example import GradientMoments as GradientMoments
+from .per_example import GradientNoise as GradientNoise
 from .per_example import clipped_grad as clipped_grad
 from .per_example import explain as explain
+from .per_example import fisher_diagonal as fisher_diagonal
+from .per_example import gradient_moments as gradient_moments
+from .per_example import gradient_noise_scale as gradient_noise_scale
 from .per_example import per_example_grad as per_example_grad
+from .per_example import per_example_grad_dot as per_example_grad_dot
 from .per_example import per_example_grad_norm as per_example_grad_norm
 from .per_example import per_example_value_and_grad as per_example_value_and_grad
 from .train import Call as Call
