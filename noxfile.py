@@ -43,6 +43,7 @@ BENCHMARKS = [
     "checkpoint",
     "ensemble",
     "precision",
+    "scores",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
