@@ -43,6 +43,7 @@ BENCHMARKS = [
     "checkpoint",
     "ensemble",
     "precision",
+    "scores",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -99,6 +100,9 @@ def examples(session):
     best = ["--preset", "best", "--epochs", "1", "--widths", "64"]
     session.run("python", "examples/mnist.py", *best)
     session.run("python", "examples/pure_jax.py", "--epochs", "1")
+    for name in ("hard_examples", "mislabelled", "batch_size"):
+        short = ["--epochs", "1", "--images", "6000", "--plot", f"{picture}/{name}.png"]
+        session.run("python", f"examples/{name}.py", *short)
 
 
 @nox.session(python=CURRENT)

@@ -18,7 +18,7 @@ from ._checked import checked
 from ._display import short
 from ._dtypes import promote
 from ._known import is_known
-from ._types import ArrayLike, Key, Label, Model, Weight
+from ._types import ArrayLike, Key, Label, Model, Scalar, Weight
 from .losses import logits_of, require_label, valid_label
 
 # Name to function of one example, as `fit` and `evaluate` take them.
@@ -170,12 +170,67 @@ def confusion_matrix(
     """
     logits = logits_of("confusion_matrix", model, x, key)
     classes = logits.shape[0]
-    label = jnp.asarray(label).astype(jnp.int32)
-    valid = valid_label("confusion_matrix", label, classes)
-    of_label = jax.nn.one_hot(label, classes, dtype=logits.dtype)
+    of_label = _one_hot("confusion_matrix", label, logits)
     of_prediction = jax.nn.one_hot(jnp.argmax(logits), classes, dtype=logits.dtype)
-    counts = of_label[:, None] * of_prediction[None, :]
-    return Metric(jnp.where(valid, counts, jnp.nan), None)
+    return Metric(of_label[:, None] * of_prediction[None, :], None)
+
+
+@checked(lambda model, x, label, **_: require_label("margin", label))
+def margin(
+    model: Model,
+    x: Shaped[ArrayLike, "..."],
+    label: Label,
+    *,
+    key: Key | None = None,
+) -> Scalar:
+    """The label's logit less the largest other one: negative where it is not the top.
+
+    Averaged over training it is the area under the margin of Pleiss et al. (2020),
+    "Identifying mislabeled data using the area under the margin ranking".
+
+    Arguments and errors are those of `losses.cross_entropy`.
+
+    >>> import jax.numpy as jnp
+    >>> margin(lambda x: x, jnp.array([0.5, 2.0, 1.0]), 2).item()
+    -1.0
+    """
+    logits = logits_of("margin", model, x, key)
+    own = _one_hot("margin", label, logits)
+    others = jnp.where(own == 0, logits, -jnp.inf)
+    return jnp.sum(jnp.where(own == 0, 0, own * logits)) - jnp.max(others)
+
+
+@checked(lambda model, x, label, **_: require_label("el2n", label))
+def el2n(
+    model: Model,
+    x: Shaped[ArrayLike, "..."],
+    label: Label,
+    *,
+    key: Key | None = None,
+) -> Scalar:
+    """The error L2 norm, |softmax(model(x)) - onehot(label)|, from 0 to sqrt 2.
+
+    It is the norm of cross entropy's gradient with respect to the logits. Source: Paul
+    et al. (2021), "Deep learning on a data diet", definition 2.2, for one network.
+
+    Arguments and errors are those of `losses.cross_entropy`.
+
+    >>> import jax.numpy as jnp
+    >>> round(el2n(lambda x: x, jnp.zeros(2), 0).item(), 4)  # |(1/2, 1/2) - (1, 0)|
+    0.7071
+    """
+    logits = logits_of("el2n", model, x, key)
+    error = jax.nn.softmax(logits) - _one_hot("el2n", label, logits)
+    return jnp.sqrt(jnp.sum(jnp.square(error)))
+
+
+def _one_hot(owner: str, label: Any, logits: Array) -> Float[Array, " classes"]:
+    # Of NaN where a label in compiled code is outside of the classes.
+    classes = logits.shape[0]
+    label = jnp.asarray(label).astype(jnp.int32)
+    valid = valid_label(owner, label, classes)
+    row = jax.nn.one_hot(label, classes, dtype=logits.dtype)
+    return jnp.where(valid, row, jnp.nan)
 
 
 __all__ = [
@@ -183,6 +238,8 @@ __all__ = [
     "Metrics",
     "accuracy",
     "confusion_matrix",
+    "el2n",
+    "margin",
     "sum_metric",
     "top_k",
 ]

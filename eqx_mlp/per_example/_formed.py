@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from .._types import PerExample
 from ._norm import careful_norms, sum_dtype, weighted_sum
+from ._products import added_up, products_of_rows, scaled, sum_of_squares
 from ._route import Gradients, Route
 
 
@@ -70,3 +71,18 @@ class FormedGradients(Gradients):
             for group, leaf in zip(group_of, self.leaves, strict=True)
         ]
         return jax.tree.unflatten(self.tree, sums)
+
+    def second_moments(self, factor: PerExample) -> PyTree:
+        """One product of factors and squares for each parameter."""
+        sums = [sum_of_squares(factor, leaf) for leaf in self.leaves]
+        return jax.tree.unflatten(self.tree, sums)
+
+    def products(
+        self, other: Any, factor: PerExample, other_factor: Float[Array, " other"]
+    ) -> Float[Array, "batch other"]:
+        """One matrix product for each parameter."""
+        pairs = zip(self.leaves, other.leaves, strict=True)
+        return added_up(
+            products_of_rows(scaled(factor, x), scaled(other_factor, y))
+            for x, y in pairs
+        )

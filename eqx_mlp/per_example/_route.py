@@ -3,7 +3,7 @@
 import abc
 from typing import Any
 
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from .._types import PerExample
 
@@ -26,6 +26,19 @@ class Gradients(abc.ABC):
         """Sums over the batch, each parameter's by the factors of its group.
 
         A factor of 0 silences even a NaN. `finite` says that there is none.
+        """
+
+    @abc.abstractmethod
+    def second_moments(self, factor: PerExample) -> PyTree:
+        """sum_b factor_b g_b^2, entry by entry; of a complex entry |g|^2."""
+
+    @abc.abstractmethod
+    def products(
+        self, other: Any, factor: PerExample, other_factor: Float[Array, " other"]
+    ) -> Float[Array, "batch other"]:
+        """factor_b g_b . other_factor_c h_c, for each pair, over all parameters.
+
+        `other` are the gradients h of another batch by the same route.
         """
 
 

@@ -26,8 +26,17 @@ from ._step import make_step as make_step
 from .callbacks import CheckFinite as CheckFinite
 from .callbacks import EarlyStopping as EarlyStopping
 from .callbacks import LearningRate as LearningRate
+from .callbacks import NoiseScale as NoiseScale
 from .callbacks import NonFiniteError as NonFiniteError
 from .loggers import CSVLogger as CSVLogger
 from .loggers import JSONLogger as JSONLogger
 from .loggers import Logger as Logger
 from .loggers import TensorBoardLogger as TensorBoardLogger
+from .scores import GradientNeighbors as GradientNeighbors
+from .scores import MislabelledRanking as MislabelledRanking
+from .scores import el2n_scores as el2n_scores
+from .scores import gradient_neighbors as gradient_neighbors
+from .scores import grand_scores as grand_scores
+from .scores import influence as influence
+from .scores import map_examples as map_examples
+from .scores import rank_mislabelled as rank_mislabelled

@@ -5,6 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def bar(total: int | None, on: bool, initial: int = 0) -> Any:
+    """A bar over examples, or None when off or not on a terminal."""
+    if not (on and sys.stderr.isatty()):
+        return None
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total, initial=initial, unit=" examples", unit_scale=True)
+
+
 class Progress:
     """A bar over all examples of a run; nothing when off or not on a terminal."""
 
@@ -18,13 +27,7 @@ class Progress:
         self._epochs = epochs
         total = None if examples is None else epochs * examples
         initial = (examples or 0) * first + done
-        self._bar = None
-        if on and sys.stderr.isatty():
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(
-                total=total, initial=initial, unit=" examples", unit_scale=True
-            )
+        self._bar = bar(total, on, initial)
 
     def __enter__(self) -> "Progress":
         return self

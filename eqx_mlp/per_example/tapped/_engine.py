@@ -6,12 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from ..._dtypes import promote
+from ..._dtypes import promote, wide
 from ..._known import is_known
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype
+from .._products import added_up
 from .._route import Gradients, Route
 from ._form import Dense, Form, Shared, one_row
 from ._prefix import Prefix
@@ -182,6 +183,41 @@ class TappedGradients(Gradients):
             for p, form in forms.items()
         }
         return [found.get(p) for p in self.engine.program.params]
+
+    def second_moments(self, factor: PerExample) -> PyTree:
+        """Each parameter's, in its own layout."""
+        known = self.engine.prefix.renamings
+        alone = [values[0] for _, values in self.engine.components if len(values) == 1]
+        # These forms have been left in the layout of what the parameter becomes.
+        back = {known[v].param: known[v].back for v in alone if v in known}
+
+        def of_parameter(p: Value) -> Float[Array, "..."]:
+            if p not in self.by_parameter:
+                return jnp.zeros(p.shape, wide(p.dtype))
+            square = self.by_parameter[p].second_moment(factor)
+            if p in back:  # where the sign of a parameter is none of its square's
+                square = jnp.abs(back[p](square))
+            return square.astype(wide(p.dtype))
+
+        squares = map(of_parameter, self.engine.program.params)
+        return jax.tree.unflatten(self.engine.tree, list(squares))
+
+    def products(
+        self, other: Any, factor: PerExample, other_factor: Float[Array, " other"]
+    ) -> Float[Array, "batch other"]:
+        """Parameter by parameter."""
+        own, others = self.by_parameter, other.by_parameter
+        shape = factor.shape[0], other_factor.shape[0]
+        zeros = jnp.zeros(shape, wide(factor.dtype))
+        return added_up(
+            [
+                zeros,
+                *(
+                    form.scaled(factor).products(others[p].scaled(other_factor))
+                    for p, form in own.items()
+                ),
+            ]
+        )
 
     def renamed(
         self, params: tuple[Value, ...], values: tuple[Value, ...]

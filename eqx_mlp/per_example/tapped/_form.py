@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact, Shaped
+from jaxtyping import Array, Float, Inexact, Shaped
 
 from ..._types import PerExample
 from .._batch import rows_like
-from .._norm import sum_dtype, weighted_sum
+from .._norm import weighted_sum
+from .._products import products_of_rows, scaled, sum_of_squares
 
 # Kept while the forms of a batch are asked for the same thing.
 Shared = dict[Any, Any]
@@ -60,6 +61,18 @@ class Form(abc.ABC):
     def part(self, i: int) -> "Form":
         """The gradients of entry `i` along the value's first axis."""
         return Dense(self.dense()[:, i], "formed")
+
+    def scaled(self, factor: PerExample) -> "Form":
+        """factor_b g_b, in float32 or wider."""
+        return Dense(scaled(factor, self.dense()), self.route)
+
+    def second_moment(self, factor: PerExample) -> Float[Array, "..."]:
+        """sum_b factor_b |g_b|^2, entry by entry, in float32 or wider."""
+        return sum_of_squares(factor, self.dense())
+
+    def products(self, other: "Form") -> Float[Array, "batch other"]:
+        """g_b . h_c for each pair; `other` holds the value's h for another batch."""
+        return products_of_rows(self.dense(), other.dense())
 
     @abc.abstractmethod
     def cost(self) -> Cost:
@@ -120,14 +133,6 @@ class Dense(Form):
 def one_row(x: Shaped[Array, "batch ..."], b: Any) -> Shaped[Array, "1 ..."]:
     """Row `b` as a batch of one."""
     return jax.lax.dynamic_slice_in_dim(x, b, 1)
-
-
-def scaled(
-    factor: PerExample, rows: Inexact[Array, "batch ..."]
-) -> Inexact[Array, "batch ..."]:
-    """factor_b rows_b in the dtype of sums."""
-    dtype = sum_dtype(rows.dtype)
-    return rows_like(factor, rows).astype(dtype) * rows.astype(dtype)
 
 
 def largest(rows: Inexact[Array, "batch ..."]) -> PerExample:

@@ -18,18 +18,22 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact, Shaped
+from jaxtyping import Array, Float, Inexact, Shaped
 
 from ..._dtypes import promote
 from ..._types import PerExample
 from .._norm import each_row_norms, sum_dtype, weighted_sum
+from .._products import scaled, squared
 from ._form import Cost, Dense, Form, Shared, divided, largest, one_row
 from ._side import Side, outer, summed_outer
 
 # How a value's axes fall apart: groups, left side, right side.
 Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 Part = tuple[Side, Side]
+# The same two as arrays in shape.
+Sides = tuple[Array, Array]
 # Formed gradients may take this many bytes before the Gram form is preferred.
 MEMORY = 2**28
 
@@ -134,24 +138,28 @@ class Rows(Form):
 
         Rounding may take the sum below 0 where the rows cancel: it is kept at 0.
         """
+        parts, top = self.over_largest()
+        pairs = itertools.combinations_with_replacement(parts, 2)
+        squares = functools.reduce(
+            jnp.add,
+            ((1 if p is q else 2) * products_summed(p, q) for p, q in pairs),
+        )
+        return top * jnp.sqrt(jnp.maximum(squares, 0))
+
+    def over_largest(self) -> tuple[list[Sides], PerExample]:
+        """Both sides of each part over their largest entries, and the product of these.
+
+        A unit vector stays one; what it would be divided by is put on the other side.
+        """
         dtype = common(side for part in self.parts for side in part)
         lefts, left_top = over_largest([left for left, _ in self.parts], dtype)
         rights = [right.array().astype(dtype) for _, right in self.parts]
-        # A unit vector stays one; its 1 / left_top is put on the other side.
         rights = [
             divided(r, left_top) if left.is_places else r
             for r, (left, _) in zip(rights, self.parts, strict=True)
         ]
         rights, right_top = over_largest([Side.of(r) for r in rights], dtype)
-        pairs = itertools.combinations_with_replacement(range(len(lefts)), 2)
-        squares = functools.reduce(
-            jnp.add,
-            (
-                (1 if i == j else 2) * products_summed(lefts, rights, i, j)
-                for i, j in pairs
-            ),
-        )
-        return left_top * right_top * jnp.sqrt(jnp.maximum(squares, 0))
+        return list(zip(lefts, rights, strict=True)), left_top * right_top
 
     def dense(self) -> Inexact[Array, "batch ..."]:
         """The gradients themselves, in float32 or wider; formed once."""
@@ -177,6 +185,37 @@ class Rows(Form):
             for part in self.parts
         )
         return self.as_value(functools.reduce(jnp.add, sums), batch=False)
+
+    def scaled(self, factor: PerExample) -> "Rows":
+        """With the factor on the right side."""
+        parts = [
+            (left, Side.of(scaled(factor, right.array()))) for left, right in self.parts
+        ]
+        form = self.form and (lambda: scaled(factor, self.dense()))
+        return Rows(parts, self.axes, self.shape, self.precision, self.split, form)
+
+    def second_moment(self, factor: PerExample) -> Float[Array, "..."]:
+        """Of one row: (l_i r_j)^2 = l_i^2 r_j^2, a weighted sum of rows again."""
+        if self.row_count > 1:
+            return super().second_moment(factor)
+        ((left, right),), top = self.over_largest()
+        left = left if left.ndim == 3 else squared(left)
+        squares = [(Side.of(left), Side.of(squared(right)))]
+        rows = Rows(squares, self.axes, self.shape, self.precision, self.split)
+        return rows.weighted_sum(factor.astype(top.dtype) * top * top, {})
+
+    def products(self, other: Form) -> Float[Array, "batch other"]:
+        """The Gram form, T T' (L + R) a pair, where that is less than L R."""
+        left, right = self.side_size(1), self.side_size(2)
+        if not isinstance(other, Rows) or (
+            self.row_count * other.row_count * (left + right)
+            > max(left * right, left + right)
+        ):
+            return super().products(other)
+        mine, top = self.over_largest()
+        others, other_top = other.over_largest()
+        sums = (pairs_summed(p, q) for p in mine for q in others)
+        return top[:, None] * other_top[None, :] * functools.reduce(jnp.add, sums)
 
     def example(self, b: Any, shared: Shared) -> "Form":
         """One example's rows, or its gradient where that has been formed."""
@@ -268,12 +307,22 @@ def over_largest(sides: list[Side], dtype: Any) -> tuple[list, PerExample]:
     ], top
 
 
-def products_summed(lefts: list, rights: list, i: int, j: int) -> PerExample:
-    """sum_ts (l_t . conj l_s)(r_t . conj r_s) between the parts i and j."""
-    left, right = inner(lefts[i], lefts[j]), inner(rights[i], rights[j])
+def products_summed(p: Sides, q: Sides) -> PerExample:
+    """sum_ts (l_t . conj l_s)(r_t . conj r_s) between two parts of an example."""
+    left, right = (inner(a, b) for a, b in zip(p, q, strict=True))
     if left.dtype == bool:
         return jnp.sum(jnp.where(left, right.real, 0), axis=(1, 2, 3))
     return jnp.sum((left * right).real, axis=(1, 2, 3))
+
+
+def pairs_summed(p: Sides, q: Sides) -> Float[Array, "batch other"]:
+    """The same between a part of each example and one of each other example."""
+
+    def one(p: Sides, q: Sides) -> Array:
+        p, q = jax.tree.map(lambda x: x[None], (p, q))
+        return products_summed(p, q)[0]
+
+    return jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))(p, q)
 
 
 def inner(a: Array, b: Array) -> Shaped[Array, "batch group s t"]:

@@ -13,7 +13,8 @@ from jaxtyping import Array, Inexact, Shaped
 from ..._dtypes import promote
 from ..._types import PerExample
 from .._norm import sum_dtype
-from ._form import one_row, scaled
+from .._products import scaled
+from ._form import one_row
 
 
 @dataclasses.dataclass(frozen=True)
