@@ -94,6 +94,7 @@ ROOMS = [
     "eqx_mlp.per_example",
     "eqx_mlp.train",
     "eqx_mlp.interop.jax_privacy",
+    "eqx_mlp.interop.sklearn",
 ]
 
 
