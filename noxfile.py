@@ -32,6 +32,7 @@ JAX = {
         "equinox==0.13.2",
         "optax==0.2.6",
         "orbax-checkpoint==0.11.31",
+        "scikit-learn==1.7.0",
     ],
 }
 BENCHMARKS = [
@@ -44,6 +45,7 @@ BENCHMARKS = [
     "ensemble",
     "precision",
     "scores",
+    "estimators",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -68,9 +70,9 @@ def tests(session, jax):
 @nox.session(python=FOUND)
 @nox.parametrize("jax", [nox.param(name, id=name) for name in JAX])
 def long(session, jax):
-    """The tapped engine on every combination of layers and on 1,000 random programs."""
+    """The tapped engine on many more programs, and all of scikit-learn's checks."""
     session.install("-e", ".", *group("tests"), "flax", *JAX[jax])
-    tests = session.posargs or ["tests/per_example"]
+    tests = session.posargs or ["tests/per_example", "tests/interop/test_sklearn.py"]
     session.run("pytest", "-n", "2", *tests, env={"EQX_MLP_LONG_TESTS": "1"})
 
 
@@ -85,7 +87,7 @@ def lint(session):
 @nox.session(python=CURRENT)
 def typecheck(session):
     """Static types."""
-    session.install("-e", ".[examples]", "pyright[nodejs]>=1.1.400", "nox")
+    session.install("-e", ".[examples,sklearn]", "pyright[nodejs]>=1.1.400", "nox")
     session.run("pyright")
 
 
@@ -115,7 +117,7 @@ def docs(session):
 @nox.session(python=CURRENT)
 def bench(session):
     """The numbers of docs/benchmarks.md, as ratios inside one run."""
-    session.install("-e", ".[examples]")
+    session.install("-e", ".[examples,sklearn]")
     for name in session.posargs or BENCHMARKS:
         session.run("python", f"tests/benchmarks/{name}.py")
 

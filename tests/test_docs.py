@@ -105,6 +105,7 @@ ROOMS = [
     "eqx_mlp.interop.weights",
     "eqx_mlp.interop.export",
     "eqx_mlp.interop.clu",
+    "eqx_mlp.interop.sklearn",
 ]
 
 

@@ -39,7 +39,8 @@ def take_batch(
     example = jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), data)
     if n % batch_size == 0:
         return Batch(example)
-    place = i * batch_size + jnp.arange(batch_size)
+    place = jnp.asarray(i * batch_size, jnp.int32)
+    place += jnp.arange(batch_size, dtype=jnp.int32)
     return Batch(example, (place < n).astype(jnp.float32))
 
 
