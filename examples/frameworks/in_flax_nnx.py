@@ -25,8 +25,8 @@ class Network(nnx.Module):
 def network_of(weights):
     network = Network(rngs=nnx.Rngs(0))
     for layer, (w, b) in zip(network.layers, weights, strict=True):
-        layer.kernel.set_value(jnp.asarray(w))
-        layer.bias.set_value(jnp.asarray(b))
+        layer.kernel = nnx.Param(jnp.asarray(w))
+        layer.bias = nnx.Param(jnp.asarray(b))
     return network
 
 
