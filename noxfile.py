@@ -105,6 +105,11 @@ def examples(session):
     for name in ("hard_examples", "mislabelled", "batch_size"):
         short = ["--epochs", "1", "--images", "6000", "--plot", f"{picture}/{name}.png"]
         session.run("python", f"examples/{name}.py", *short)
+    few = ["--seeds", "2", "--images", "500", "--epochs", "1"]
+    session.run("python", "examples/dropout.py", *few, "--plot", f"{picture}/d.png")
+    few = ["--rounds", "1", "--steps", "10"]
+    session.run("python", "examples/jit_speed.py", *few, "--plot", f"{picture}/j.png")
+    session.run("python", "examples/frameworks/in_eqx_mlp.py")
 
 
 @nox.session(python=CURRENT)
@@ -135,6 +140,7 @@ def peers(session):
     session.install("-e", ".", *group("tests"), *group("peers"))
     if not session.posargs:
         tests = ["tests/interop", "tests/test_display.py", "tests/test_docs.py"]
+        tests += ["tests/examples/test_frameworks.py"]
         session.run("pytest", *tests)
     for name in session.posargs or ["peers", "clipped_peers"]:
         session.run("python", f"tests/benchmarks/{name}.py")

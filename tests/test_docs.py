@@ -93,6 +93,15 @@ def test_every_fence_that_looks_like_python_is_run():
         assert len(found) == len(blocks_of(page)), page.name
 
 
+def test_a_fence_that_is_not_run_shows_a_file_of_the_examples():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        shown = re.findall(r'\{ \.python \}\n +--8<-- "(examples/.+)"\n +```\n', text)
+        assert len(shown) == text.count("{ .python }"), page.name
+        for path in shown:
+            assert (ROOT / path).is_file(), path
+
+
 ROOMS = [
     "eqx_mlp",
     "eqx_mlp.nn",
