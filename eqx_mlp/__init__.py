@@ -28,6 +28,7 @@ from .train import LearningRate as LearningRate
 from .train import Logger as Logger
 from .train import NonFiniteError as NonFiniteError
 from .train import RateRange as RateRange
+from .train import Recommendation as Recommendation
 from .train import RetraceWarning as RetraceWarning
 from .train import StreamError as StreamError
 from .train import TensorBoardLogger as TensorBoardLogger
@@ -43,6 +44,7 @@ from .train import mean_grad as mean_grad
 from .train import mixed_precision as mixed_precision
 from .train import multi_transform as multi_transform
 from .train import predict as predict
+from .train import recommend_optimizer as recommend_optimizer
 from .train import retrace_guard as retrace_guard
 from .train import save as save
 from .train import with_ema as with_ema
