@@ -43,6 +43,7 @@ BENCHMARKS = [
     "checkpoint",
     "ensemble",
     "precision",
+    "optimizers",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -129,5 +130,6 @@ def peers(session):
     session.install("-e", ".", *group("tests"), *group("peers"))
     if not session.posargs:
         session.run("pytest", "tests/interop")
+        session.run("pytest", "tests/test_docs.py", "-k", "pytorch")
     for name in session.posargs or ["peers", "clipped_peers"]:
         session.run("python", f"tests/benchmarks/{name}.py")
