@@ -46,6 +46,7 @@ BENCHMARKS = [
     "precision",
     "scores",
     "estimators",
+    "optimizers",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 

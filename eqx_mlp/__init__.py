@@ -37,6 +37,7 @@ from .train import MislabelledRanking as MislabelledRanking
 from .train import NoiseScale as NoiseScale
 from .train import NonFiniteError as NonFiniteError
 from .train import RateRange as RateRange
+from .train import Recommendation as Recommendation
 from .train import RetraceWarning as RetraceWarning
 from .train import StreamError as StreamError
 from .train import TensorBoardLogger as TensorBoardLogger
@@ -58,6 +59,7 @@ from .train import mixed_precision as mixed_precision
 from .train import multi_transform as multi_transform
 from .train import predict as predict
 from .train import rank_mislabelled as rank_mislabelled
+from .train import recommend_optimizer as recommend_optimizer
 from .train import retrace_guard as retrace_guard
 from .train import save as save
 from .train import with_ema as with_ema

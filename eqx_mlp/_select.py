@@ -164,7 +164,7 @@ def _meets(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
 SETTINGS = (eqx.nn.Dropout,)
 """Modules whose numbers are hyper-parameters, also where an array stands for one."""
 
-_NORMS = (
+NORMS = (
     eqx.nn.LayerNorm,
     eqx.nn.RMSNorm,
     eqx.nn.GroupNorm,
@@ -177,7 +177,7 @@ def _decays(place: Place) -> bool:
     is_bias = field.startswith("bias")
     is_scale = isinstance(owner, eqx.nn.WeightNorm) and field == "g"
     is_slope = isinstance(owner, eqx.nn.PReLU)
-    return not (is_bias or is_scale or is_slope or isinstance(owner, _NORMS))
+    return not (is_bias or is_scale or is_slope or isinstance(owner, NORMS))
 
 
 decay_mask = Selection(_decays)

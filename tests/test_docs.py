@@ -1,6 +1,7 @@
 """The documentation: its code runs, prints what it says, and names all that is public.
 
-A page's ```python blocks run in order in one namespace. A ```text block right after one
+A page's ```python blocks run in order in one namespace, and so do its ```pytorch ones,
+which are shown for comparison, in `nox -s peers`. A ```text block right after one
 is what it prints, or, where it begins with the name of an error, the error it raises.
 Line breaks in it are free, so that a page need not scroll; `...` stands for anything.
 The tests' strict promotion refuses what JAX's default allows and changes nothing else,
@@ -26,11 +27,8 @@ PAGES = [
     for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
     if page.exists()
 ]
-FENCE = re.compile(
-    r"^```python[^\n]*\n(?P<code>.*?)^```\n(?:\n*^```text[^\n]*\n(?P<shown>.*?)^```\n)?",
-    re.MULTILINE | re.DOTALL,
-)
 NEEDS = re.compile(r"\A<!-- needs: (.*) -->$", re.MULTILINE)
+FENCE = r"^```{}[^\n]*\n(?P<code>.*?)^```\n(?:\n*^```text[^\n]*\n(?P<shown>.*?)^```\n)?"
 ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception|Warning): ")
 
 
@@ -40,11 +38,12 @@ class Block(NamedTuple):
     shown: str | None
 
 
-def blocks_of(page):
+def blocks_of(page, language="python"):
     text = page.read_text(encoding="utf-8")
+    fence = re.compile(FENCE.format(language), re.MULTILINE | re.DOTALL)
     return [
         Block(text.count("\n", 0, match.start("code")), match["code"], match["shown"])
-        for match in FENCE.finditer(text)
+        for match in fence.finditer(text)
     ]
 
 
@@ -70,20 +69,34 @@ def is_as_shown(printed, shown):
     return re.fullmatch(pattern, " ".join(printed.split()))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    needs = NEEDS.search(page.read_text(encoding="utf-8"))
-    if needs:
-        for name in needs[1].split(", "):
-            pytest.importorskip(name)
+def check(page, language="python"):
     namespace = {"__name__": "__main__"}
-    for block in blocks_of(page):
+    for block in blocks_of(page, language):
         printed = run(page, block, namespace)
         if block.shown is not None:
             assert is_as_shown(printed, block.shown), (
                 f"{page.name}:{block.line} gives\n{printed}"
             )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_a_page_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    needs = NEEDS.search(page.read_text(encoding="utf-8"))
+    for name in needs[1].split(", ") if needs else ():
+        pytest.importorskip(name)
+    check(page)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch, for its own use
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks_of(page, "pytorch")],
+    ids=lambda page: page.name,
+)
+def test_what_a_page_says_of_pytorch_holds_where_that_is_installed(page):
+    pytest.importorskip("torch")
+    check(page, "pytorch")
 
 
 def test_every_fence_that_looks_like_python_is_run():

@@ -5,6 +5,8 @@ from ._callback import Callback as Callback
 from ._checkpoint import Checkpoints as Checkpoints
 from ._checkpoint import load as load
 from ._checkpoint import save as save
+from ._choices import OPTIMIZER_CHOICES as OPTIMIZER_CHOICES
+from ._choices import OptimizerChoice as OptimizerChoice
 from ._ema import ema_model as ema_model
 from ._ema import with_ema as with_ema
 from ._evaluate import evaluate as evaluate
@@ -18,6 +20,9 @@ from ._optimizer import multi_transform as multi_transform
 from ._precision import mixed_precision as mixed_precision
 from ._rate_range import RateRange as RateRange
 from ._rate_range import learning_rate_range as learning_rate_range
+from ._recommend import Reason as Reason
+from ._recommend import Recommendation as Recommendation
+from ._recommend import recommend_optimizer as recommend_optimizer
 from ._retrace import RetraceWarning as RetraceWarning
 from ._retrace import retrace_guard as retrace_guard
 from ._state import TrainState as TrainState
