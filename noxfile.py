@@ -43,6 +43,7 @@ BENCHMARKS = [
     "checkpoint",
     "ensemble",
     "precision",
+    "private",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -99,6 +100,8 @@ def examples(session):
     best = ["--preset", "best", "--epochs", "1", "--widths", "64"]
     session.run("python", "examples/mnist.py", *best)
     session.run("python", "examples/pure_jax.py", "--epochs", "1")
+    private = ["--epochs", "1", "--epsilon", "8", "--plot", f"{picture}/private.png"]
+    session.run("python", "examples/private_mnist.py", *private)
 
 
 @nox.session(python=CURRENT)

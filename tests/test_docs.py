@@ -93,6 +93,7 @@ ROOMS = [
     "eqx_mlp.data",
     "eqx_mlp.per_example",
     "eqx_mlp.train",
+    "eqx_mlp.privacy",
     "eqx_mlp.interop.jax_privacy",
 ]
 

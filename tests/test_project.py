@@ -14,7 +14,7 @@ LEVELS = [
     {"nn", "losses", "metrics", "data"},
     {"per_example"},
     {"train"},
-    {"interop"},
+    {"privacy", "interop"},
 ]
 
 
@@ -24,7 +24,7 @@ def test_importing_the_library_imports_nothing_heavy():
     code = f"""
 import jax, equinox, optax, sys
 before = set(sys.modules)
-import eqx_mlp, eqx_mlp.interop.jax_privacy
+import eqx_mlp, eqx_mlp.interop.jax_privacy, eqx_mlp.privacy
 new = {{name.split(".")[0] for name in set(sys.modules) - before}}
 print(sorted(new & set({heavy!r})))
 """
