@@ -47,6 +47,7 @@ BENCHMARKS = [
     "scores",
     "estimators",
     "optimizers",
+    "private",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -95,7 +96,7 @@ def typecheck(session):
 @nox.session(python=CURRENT)
 def examples(session):
     """Each example in a short form, as a program."""
-    session.install("-e", ".[examples]")
+    session.install("-e", ".[examples,privacy]")
     picture = session.create_tmp()
     session.run(
         "python", "examples/mnist.py", "--epochs", "2", "--plot", f"{picture}/mnist.png"
@@ -111,6 +112,8 @@ def examples(session):
     few = ["--rounds", "1", "--steps", "10"]
     session.run("python", "examples/jit_speed.py", *few, "--plot", f"{picture}/j.png")
     session.run("python", "examples/frameworks/in_eqx_mlp.py")
+    private = ["--epochs", "1", "--epsilon", "8", "--plot", f"{picture}/private.png"]
+    session.run("python", "examples/private_mnist.py", *private)
 
 
 @nox.session(python=CURRENT)

@@ -123,6 +123,7 @@ ROOMS = [
     "eqx_mlp.data",
     "eqx_mlp.per_example",
     "eqx_mlp.train",
+    "eqx_mlp.privacy",
     "eqx_mlp.interop.jax_privacy",
     "eqx_mlp.interop.weights",
     "eqx_mlp.interop.export",

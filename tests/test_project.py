@@ -14,7 +14,7 @@ LEVELS = [
     {"nn", "losses", "metrics", "data"},
     {"per_example"},
     {"train"},
-    {"interop"},
+    {"privacy", "interop"},
 ]
 
 
@@ -26,7 +26,7 @@ def test_importing_the_library_imports_nothing_heavy():
 import jax, equinox, optax, sys
 before = set(sys.modules)
 import eqx_mlp, eqx_mlp.interop.jax_privacy, eqx_mlp.interop.weights
-import eqx_mlp.interop.clu, eqx_mlp.interop.export
+import eqx_mlp.interop.clu, eqx_mlp.interop.export, eqx_mlp.privacy
 new = {{name.split(".")[0] for name in set(sys.modules) - before}}
 print(sorted(new & set({heavy!r})))
 """

@@ -29,13 +29,17 @@ def scan_chunks(
     *,
     counts: Any,
     chunk_size: int | None,
+    skip: bool = False,
 ) -> tuple[Carry, Any]:
     """`f(carry, (rows, counts)) -> (carry, rows of results)` over chunks in order.
 
     `counts` says which rows count, or is None where all do. The last chunk is filled
     up with copies of the first rows, which do not count, and `f` must give them no
-    effect on the carry. Results come back in order and without the filling.
+    effect on the carry. Results come back in order and without the filling. With `skip`
+    a chunk in which nothing counts is not computed; its results are zeros.
     """
+    if skip and counts is not None:
+        f = _skipping(f)
     n = jax.tree.leaves(rows)[0].shape[0]
     if chunk_size is None or chunk_size >= n:
         return f(carry, (rows, counts))
@@ -51,3 +55,15 @@ def scan_chunks(
 
     carry, out = jax.lax.scan(f, carry, jax.tree.map(cut, (rows, counts)))
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], out)
+
+
+def _skipping(f: Callable[[Carry, Any], tuple[Carry, Any]]) -> Callable[..., Any]:
+    compiled = jax.jit(f)  # traced once for both the shapes and the branch
+
+    def g(carry: Carry, chunk: tuple) -> tuple[Carry, Any]:
+        out = jax.eval_shape(compiled, carry, chunk)[1]
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), out)
+        skipped = lambda carry, _: (carry, zeros)
+        return jax.lax.cond(jnp.any(chunk[1]), compiled, skipped, carry, chunk)
+
+    return g

@@ -76,6 +76,40 @@ def clipped_grad(
     >>> float(grads), stats.grad_norm.tolist()
     (-3.5, [1.0, 2.0, 5.0])
     """
+    sums_of = clipped_sums(
+        loss,
+        l2_clip_norm=l2_clip_norm,
+        normalize_by=normalize_by,
+        method=method,
+        has_aux=has_aux,
+        trainable=trainable,
+        chunk_size=chunk_size,
+    )
+
+    def f(
+        model: Model, *batch: Any, key: Key | None = None, weight: Any = None
+    ) -> tuple[PyTree, ExampleStats]:
+        sums, params, stats = sums_of(model, *batch, key=key, weight=weight)
+        return jax.tree.map(lambda s, p: s.astype(p.dtype), sums, params), stats
+
+    return f
+
+
+def clipped_sums(
+    loss: Loss,
+    *,
+    l2_clip_norm: Any,
+    normalize_by: Any,
+    method: str,
+    has_aux: bool,
+    trainable: Trainable,
+    chunk_size: int | None,
+    skip: bool = False,
+) -> Callable[..., tuple[PyTree, PyTree, ExampleStats]]:
+    """`f(...) -> (sums, params, stats)`, with sums in float32 or wider.
+
+    With `skip` a chunk of padding alone takes no time.
+    """
     require_chunk_size(chunk_size)
     require_method(method)
     require_clipping(l2_clip_norm, normalize_by)
@@ -83,7 +117,7 @@ def clipped_grad(
 
     def f(
         model: Model, *batch: Any, key: Key | None = None, weight: Any = None
-    ) -> tuple[PyTree, ExampleStats]:
+    ) -> tuple[PyTree, PyTree, ExampleStats]:
         require_batch(name, batch, weight)
         params, rest = split_trainable(model, trainable)
         clip_norms, group_of = groups(l2_clip_norm, params)
@@ -99,10 +133,14 @@ def clipped_grad(
             )
 
         sums, value, norm, aux = sums_by_norm(
-            route, examples, factor_of, group_of=group_of, chunk_size=chunk_size
+            route,
+            examples,
+            factor_of,
+            group_of=group_of,
+            chunk_size=chunk_size,
+            skip=skip,
         )
         raise_cause(loss, model, batch, key, value)
-        grads = jax.tree.map(lambda s, p: s.astype(p.dtype), sums, params)
-        return grads, ExampleStats(value, norm, aux)
+        return sums, params, ExampleStats(value, norm, aux)
 
     return f

@@ -23,12 +23,14 @@ def sums_by_norm(
     group_of: tuple[int, ...],
     chunk_size: int | None,
     silence: bool = True,
+    skip: bool = False,
 ) -> tuple[PyTree, PerExample, PerExample, Any]:
     """`(sums, value, norm, aux)`: sum_b weight_b * factor_b * g_b in float32 or wider.
 
     `factor_of(norm, group)` gives the factors of a group of parameters from its norms;
     `group_of` says which group each parameter is in. With `silence` an example whose
-    gradient is not finite adds nothing; without, 0 * NaN stays NaN.
+    gradient is not finite adds nothing; without, 0 * NaN stays NaN. With `skip` a chunk
+    of padding alone takes no time.
     """
 
     def add_chunk(sums: PyTree, chunk: tuple) -> tuple[PyTree, tuple]:
@@ -61,5 +63,6 @@ def sums_by_norm(
         (examples.rows, examples.weight),
         counts=examples.counts,
         chunk_size=chunk_size,
+        skip=skip,
     )
     return route.finish(sums, group_of), value, norm, aux

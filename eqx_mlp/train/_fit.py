@@ -14,7 +14,7 @@ from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..metrics import Metrics
 from ._callback import Callback, require_callbacks
 from ._checkpoint import Checkpoints, require_checkpoints
-from ._data import require_count, require_data
+from ._data import require_count, require_data, size_of
 from ._ema import models_of
 from ._evaluate import evaluate, require_metrics
 from ._feed import Source
@@ -25,9 +25,13 @@ from ._logging import Logging, loggers_of
 from ._loop import Recipe
 from ._memory import InMemory
 from ._optimizer import require_optimizer
+from ._order import Order
+from ._private import PrivateGradient, is_private
+from ._private_run import Account, require_private_use
 from ._retrace import RetraceGuard
 from ._run import run_epochs
 from ._saver import Saver
+from ._shuffle import Shuffle
 from ._state import TrainState, copied, init_state, require_same_optimizer
 from ._step import Augment, Transform
 from ._stream import Batches, Stream, is_function, is_stream
@@ -70,12 +74,16 @@ def _require(
     key: Any = None,
     validation: Any = None,
     metrics: Any = None,
+    gradient: Any = None,
     callbacks: Any = (),
     checkpoint: Any = None,
     logger: Any = None,
     log_every: Any = 50,
     **counts: Any,
 ) -> None:
+    private, batch_size = is_private("fit", gradient), counts.get("batch_size")
+    if private and batch_size is None and not is_stream(data):
+        counts["batch_size"] = 1  # the gradient's own is used
     _require_amounts(data, **counts)
     if validation is not None:
         require_data("fit", "validation", validation)
@@ -83,6 +91,10 @@ def _require(
     require_optimizer("fit", optimizer)
     require_callbacks(callbacks)
     require_checkpoints(checkpoint)
+    if private:
+        require_private_use(
+            gradient, model_or_state, data, batch_size, callbacks, checkpoint
+        )
     loggers_of(logger)
     require_count("fit", log_every=log_every)
     if not isinstance(model_or_state, TrainState):
@@ -177,7 +189,8 @@ def fit(
             only. `data.RandomDeformation` is one for images.
         validation: data like `data`, evaluated after each epoch without dropout.
         metrics: name to function of one example, beside the loss.
-        gradient: as in `make_step`.
+        gradient: as in `make_step`. A `privacy.DPSGD` also says how batches are drawn
+            and how large, and "epsilon" is in the history.
         trainable: which leaves are trained, as in `init_state`.
         callbacks: what runs between compiled calls, and may end the run.
         checkpoint: where the run is kept. If it is there already, the call goes on from
@@ -223,6 +236,10 @@ def fit(
     if logger is not None:
         # First, so that what another callback raises does not keep a row from the log.
         callbacks = [Logging(loggers_of(logger), log_every), *callbacks]
+    private = None
+    if isinstance(gradient, PrivateGradient):
+        private = gradient.about
+        callbacks = [*callbacks, Account(gradient)]
     validation = jax.tree.map(jnp.asarray, validation)
 
     def validate(state: TrainState) -> None:
@@ -239,7 +256,8 @@ def fit(
             )
             history.add_validation(prefix, values)
 
-    about = source.plan.about | {"history": list(history.arrays())}
+    names = list(history.arrays())
+    about = source.plan.about | {"history": names, "privacy": private}
     with Saver(checkpoint, about, history, callbacks) as saver:
         state = run_epochs(
             state,
@@ -264,12 +282,16 @@ def _source(
 ) -> Source:
     if is_stream(data):
         return Stream(recipe, data, steps, batch_size, int(state.step))
-    assert batch_size is not None  # as was checked
     # The runs give up the state's buffers, and shuffling outlives them.
     key = state.key.copy()
+    if isinstance(recipe.gradient, PrivateGradient):
+        order: Order = recipe.gradient.order(key)
+    else:
+        assert batch_size is not None  # as was checked
+        order = Shuffle(size_of(data), batch_size, key)
     if is_mapped(data):
-        return Gathered(recipe, data, batch_size, key)
-    return InMemory(recipe, data, batch_size, epochs, key)
+        return Gathered(recipe, data, order)
+    return InMemory(recipe, data, order, epochs)
 
 
 def _initial(

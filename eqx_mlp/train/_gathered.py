@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from .._types import Key
 from ..data import Batch
 from ._feed import Feed, Source
 from ._loop import Recipe
-from ._shuffle import Shuffle
+from ._order import Order
+from ._shuffle import plan_of
 from ._stream import Place, StreamFeed
 
 
@@ -21,27 +21,28 @@ def is_mapped(data: tuple) -> bool:
 class Gathered(Source):
     """The epochs of the same arrays in memory, gathered on the host."""
 
-    def __init__(self, recipe: Recipe, data: tuple, batch_size: int, key: Key):
+    def __init__(self, recipe: Recipe, data: tuple, order: Order):
         """Nothing is read yet of arrays that are mapped."""
         self._recipe = recipe
         self._data = jax.tree.map(np.asarray, data)
-        self._shuffle = Shuffle(self._data, batch_size, key)
-        self.plan = self._shuffle.plan
+        self._order = order
+        self.plan = plan_of(order, self._data)
 
     def epoch(self, number: int, step: int, done: int) -> Feed:
         """The epoch's batches from number `done` on."""
         batches = self._batches(number, done)
         place = Place(number, step - done)
-        steps = self._shuffle.steps
+        steps = self._order.steps
         return StreamFeed(self._recipe, batches, steps, False, done, place)
 
     def _batches(self, number: int, done: int) -> Iterator[Batch]:
-        rows, size = self._shuffle.rows, self._shuffle.batch_size
-        order = self._shuffle.order(number)
-        for start in range(done * size, order.size, size):
-            index = order[start : start + size]
+        size = self._order.width
+        order, counts = self._order.order(number), self._order.counts(number)
+        for i in range(done, self._order.steps):
+            index = order[i * size : (i + 1) * size]
             example = jax.tree.map(lambda x, index=index: x[index], self._data)
             # As in memory: without weights where all batches are full.
-            counts = start + np.arange(size) < rows
-            weight = counts.astype(np.float32) if rows % size else None
+            weight = None
+            if counts is not None:
+                weight = (np.arange(size) < counts[i]).astype(np.float32)
             yield Batch(example, weight)

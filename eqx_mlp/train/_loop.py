@@ -27,16 +27,22 @@ from ._step import Augment, StepFunction, Transform, batch_metrics, make_step
 Data = tuple[PyTree[Shaped[Array, "examples ..."]], ...]
 
 
+def take_rows(
+    data: Data, order: Int[ArrayLike, " padded"], i: Any, batch_size: int
+) -> Batch:
+    """Batch number `i` of `order`, which holds whole batches of valid indices."""
+    index = jax.lax.dynamic_slice(order, (i * batch_size,), (batch_size,))
+    return Batch(
+        jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), data)
+    )
+
+
 def take_batch(
     data: Data, order: Int[ArrayLike, " padded"], i: Any, batch_size: int
 ) -> Batch:
-    """Batch number `i` of the epoch with this order; its missing rows have weight 0.
-
-    `order` is filled up to whole batches with valid indices.
-    """
+    """The same where `order` is all of the data; missing rows have weight 0."""
     n = jax.tree.leaves(data)[0].shape[0]
-    index = jax.lax.dynamic_slice(order, (i * batch_size,), (batch_size,))
-    example = jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), data)
+    example = take_rows(data, order, i, batch_size).example
     if n % batch_size == 0:
         return Batch(example)
     place = jnp.asarray(i * batch_size, jnp.int32)
@@ -76,6 +82,8 @@ class Epoch(NamedTuple):
     data: Data
     order: Int[ArrayLike, " padded"]
     batch_size: int
+    # How many of each batch's rows count; None where all do.
+    counts: Int[ArrayLike, " steps"] | None = None
 
     @property
     def steps(self) -> int:
@@ -84,7 +92,11 @@ class Epoch(NamedTuple):
 
     def batch(self, i: Any) -> Batch:
         """The epoch's batch number `i`."""
-        return take_batch(self.data, self.order, i, self.batch_size)
+        batch = take_rows(self.data, self.order, i, self.batch_size)
+        if self.counts is None:
+            return batch
+        counts = jnp.arange(self.batch_size) < self.counts[i]
+        return Batch(batch.example, counts.astype(jnp.float32))
 
 
 class OneBatch(NamedTuple):

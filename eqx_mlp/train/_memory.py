@@ -7,50 +7,48 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._types import Key
 from ._data import size_of
 from ._feed import Feed, Source
 from ._loop import Epoch, Part, Recipe
-from ._shuffle import Shuffle
+from ._order import Order
+from ._shuffle import plan_of
 
 
 class InMemory(Source):
     """Each epoch is every example once, in an order of the key and the epoch."""
 
-    def __init__(
-        self, recipe: Recipe, data: tuple, batch_size: int, epochs: int, key: Key
-    ):
+    def __init__(self, recipe: Recipe, data: tuple, order: Order, epochs: int):
         """Have the data on the device; the last of `epochs` prepares no other."""
         data = jax.tree.map(jnp.asarray, data)
-        shuffle = Shuffle(data, batch_size, key)
-        self._epoch = functools.partial(
-            Epoch, recipe, data, batch_size=shuffle.batch_size
-        )
+        self._epoch = functools.partial(Epoch, recipe, data, batch_size=order.width)
+        self._batch_size = order.batch_size
         self._last = epochs - 1
-        self.plan = shuffle.plan
+        self.plan = plan_of(order, data)
 
         @functools.lru_cache(maxsize=2)
-        def order_of(number: int) -> jax.Array:
-            return jax.device_put(shuffle.order(number))
+        def order_of(number: int) -> dict[str, Any]:
+            drawn = {"order": order.order(number), "counts": order.counts(number)}
+            return jax.device_put(drawn)
 
         self._order_of = order_of
 
     def epoch(self, number: int, step: int, done: int) -> Feed:
         """The epoch, which shuffles the next one while it runs."""
-        epoch = self._epoch(order=self._order_of(number))
+        epoch = self._epoch(**self._order_of(number))
         shuffle_next = functools.partial(self._order_of, min(number + 1, self._last))
-        return MemoryFeed(epoch, shuffle_next)
+        return MemoryFeed(epoch, shuffle_next, self._batch_size)
 
 
 class MemoryFeed(Feed):
     """An epoch of arrays on the device; `meanwhile` is done during its last steps."""
 
-    def __init__(self, epoch: Epoch, meanwhile: Callable[[], Any]):
-        """Take each batch from the epoch."""
+    def __init__(self, epoch: Epoch, meanwhile: Callable[[], Any], batch_size: int):
+        """Take each batch from the epoch; `batch_size` examples are the rule."""
         self._epoch = epoch
         self.recipe = epoch.recipe
         self.steps = epoch.steps
         self._meanwhile = meanwhile
+        self._batch_size = batch_size
 
     def ended(self, at: int) -> bool:
         """Whether that many steps are all."""
@@ -67,6 +65,6 @@ class MemoryFeed(Feed):
         return Part(self._epoch, i, i + 1)
 
     def rows(self, start: int, stop: int) -> int:
-        """As many as the epoch's order has of them."""
-        size = self._epoch.batch_size
+        """As many as an epoch has of them."""
+        size = self._batch_size
         return min(size_of(self._epoch.data), stop * size) - start * size

@@ -13,6 +13,7 @@ from ._callback import Callback
 from ._cause import raise_loss_cause
 from ._feed import Feed
 from ._loop import EpochLoop, plain
+from ._private import spent_of
 from ._progress import Progress
 from ._state import TrainState, copied
 
@@ -111,7 +112,8 @@ class Runner:
             to = at + len(step_loss)
             self._pace = (to - at) * CALL_SECONDS / (time.perf_counter() - called)
             if self._bar.on:
-                self._bar.advance(number, feed.rows(at, to), loop.numbers)
+                spent = spent_of(feed.recipe.gradient, before + to)
+                self._bar.advance(number, feed.rows(at, to), loop.numbers | spent)
             if self._callbacks:
                 again = functools.partial(_replay, feed, loop.shapes, at, to)
                 call = Call(number, before + at, step_loss, feed.recipe, again)

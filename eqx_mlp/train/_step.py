@@ -20,6 +20,7 @@ from ..per_example._loss import split_trainable
 from ._gradient import mean_grad, mean_of
 from ._loss_scale import scaled_as_by
 from ._optimizer import apply_update, extended, require_optimizer
+from ._private import is_private, require_one_model
 from ._state import TrainState, optax_promotion
 
 # From the stored first argument of one example to what the loss takes.
@@ -50,7 +51,8 @@ def make_step(
             loss, where it takes extra arguments.
         gradient: how a batch becomes one gradient, called as `gradient(loss,
             trainable=trainable)`: `mean_grad`, or for example
-            `functools.partial(clipped_grad, l2_clip_norm=1.0, normalize_by=256)`.
+            `functools.partial(clipped_grad, l2_clip_norm=1.0, normalize_by=256)`, or
+            a `privacy.DPSGD`, with which the optimiser gets no `value=`.
         trainable: which leaves are trained; the one `init_state` was given.
         transform: from the stored first argument of one example to what the loss takes.
         augment: `augment(x, key)`, from that stored argument and a key of the example's
@@ -73,6 +75,7 @@ def make_step(
     >>> state.model.item(), metrics["loss"].compute().item()
     (3.0, 5.0)
     """
+    private = is_private("make_step", gradient)
     optimizer = extended(optimizer)
     of_stored = transformed(loss, transform)
     gradient_of = functools.partial(gradient, trainable=trainable)
@@ -86,6 +89,8 @@ def make_step(
             )
         if isinstance(batch, tuple):
             batch = Batch(batch)
+        if private:
+            require_one_model(state.model)
         key = jax.random.fold_in(state.key, state.step)
         if augment is not None:
             batch = augmented(batch, augment, key)
@@ -97,9 +102,9 @@ def make_step(
             )
             mean_loss = sum_metric(lambda value: value, batch.weight)(stats.value)
             params, rest = split_trainable(model, trainable)
-            updates, new = update_of(
-                optimizer, grads, opt_state, params, mean_of(mean_loss)
-            )
+            # The loss has no noise: an optimiser that sees it is not private.
+            value = None if private else mean_of(mean_loss)
+            updates, new = update_of(optimizer, grads, opt_state, params, value)
             keys = example_keys(key, batch.size)
             sums = batch_metrics(metrics or {}, model, batch, transform, keys)
             return (
@@ -131,17 +136,23 @@ def require_gradient(out: Any) -> tuple[PyTree, ExampleStats]:
 
 
 def update_of(
-    optimizer: Any, grads: PyTree, opt_state: PyTree, params: PyTree, value: Array
+    optimizer: Any,
+    grads: PyTree,
+    opt_state: PyTree,
+    params: PyTree,
+    value: Array | None,
 ) -> tuple[PyTree, PyTree]:
     """The optimiser's update, with an error that says what it was given."""
     try:
         with optax_promotion():
-            return optimizer.update(grads, opt_state, params, value=value)
+            given = {} if value is None else {"value": value}
+            return optimizer.update(grads, opt_state, params, **given)
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             "the optimiser could not make an update. Was the state made by init_state "
             "with the same optimizer and trainable? Optimisers that call the loss "
-            f"themselves, such as optax.lbfgs, do not fit a step. It said: {error}"
+            "themselves, such as optax.lbfgs, do not fit a step, and with a private "
+            f"gradient none that needs the loss, value=. It said: {error}"
         ) from error
 
 
