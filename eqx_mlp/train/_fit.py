@@ -55,7 +55,7 @@ class FitResult(NamedTuple):
         return self.state.model
 
     def __repr__(self) -> str:
-        epochs = len(self.history["seconds"])
+        epochs = len(self.history.get("seconds", ()))
         last = [
             f", {name}={column[-1]:.4g}"
             for name, column in self.history.items()
