@@ -36,7 +36,9 @@ def el2n_scores(
     Args:
         model: gives logits `[classes]`.
         data: a tuple `(x, label)` of arrays with one leading axis of examples.
-        batch_size, transform, progress: as in `map_examples`.
+        batch_size: as in `map_examples`.
+        transform: as in `map_examples`.
+        progress: as in `map_examples`.
 
     Returns:
         scores `[examples]` in the order of the data; of an `nn.Ensemble`

@@ -41,8 +41,11 @@ def grand_scores(
         model: as the loss takes it.
         data: a tuple of arrays with one leading axis of examples, such as `(x, y)`.
         loss: `loss(model, *example, key=None)`, one number for one example.
-        method, trainable: as in `per_example_grad_norm`.
-        batch_size, transform, progress: as in `map_examples`.
+        method: as in `per_example_grad_norm`.
+        trainable: as in `per_example_grad_norm`.
+        batch_size: as in `map_examples`.
+        transform: as in `map_examples`.
+        progress: as in `map_examples`.
 
     Returns:
         norms `[examples]` in the order of the data; of an `nn.Ensemble`

@@ -62,13 +62,16 @@ def influence(
 
     Args:
         models: those of several checkpoints, a list even of one.
-        train, test: tuples of arrays with one leading axis of examples.
+        train: a tuple of arrays with one leading axis of examples.
+        test: another one.
         loss: `loss(model, *example, key=None)`, one number for one example.
         learning_rates: one for each model; None is 1 for all.
-        method, trainable: as in `per_example_grad_dot`.
+        method: as in `per_example_grad_dot`.
+        trainable: as in `per_example_grad_dot`.
         batch_size: examples of either set at once; it changes speed and memory, not the
             result.
-        transform, progress: as in `map_examples`.
+        transform: as in `map_examples`.
+        progress: as in `map_examples`.
 
     Returns:
         `[test, train]`, in float32 or wider.

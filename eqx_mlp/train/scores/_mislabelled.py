@@ -75,7 +75,9 @@ def rank_mislabelled(
             "loss"; "el2n" and "grand" (Paul et al., 2021); "self_influence", the
             squared norm of the gradient (TracIn's, Pruthi et al., 2020).
         loss: of one example, for "loss", "grand" and "self_influence".
-        batch_size, transform, progress: as in `map_examples`.
+        batch_size: as in `map_examples`.
+        transform: as in `map_examples`.
+        progress: as in `map_examples`.
 
     Raises:
         ValueError: no model, a score that does not exist, and what `map_examples`

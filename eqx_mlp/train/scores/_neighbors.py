@@ -73,14 +73,18 @@ def gradient_neighbors(
 
     Args:
         model: as the loss takes it.
-        data, queries: tuples of arrays with one leading axis of examples. Memory holds
-            the gradients' products of a few batches with all queries.
+        data: a tuple of arrays with one leading axis of examples.
+        queries: another one. Memory holds the gradients' products of a few batches with
+            all of its examples.
         loss: `loss(model, *example, key=None)`, one number for one example.
         k: how many.
         similarity: "cosine" of the gradients, or "dot", their product, in which long
             gradients come first.
-        method, trainable: as in `per_example_grad_dot`.
-        batch_size, transform, progress: as in `map_examples`.
+        method: as in `per_example_grad_dot`.
+        trainable: as in `per_example_grad_dot`.
+        batch_size: as in `map_examples`.
+        transform: as in `map_examples`.
+        progress: as in `map_examples`.
 
     Raises:
         ValueError: `k` above the number of examples, examples that differ in shape, and
