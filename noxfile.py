@@ -109,8 +109,6 @@ def examples(session):
         session.run("python", f"examples/{name}.py", *short)
     few = ["--seeds", "2", "--images", "500", "--epochs", "1"]
     session.run("python", "examples/dropout.py", *few, "--plot", f"{picture}/d.png")
-    few = ["--rounds", "1", "--steps", "10"]
-    session.run("python", "examples/jit_speed.py", *few, "--plot", f"{picture}/j.png")
     session.run("python", "examples/frameworks/in_eqx_mlp.py")
     private = ["--epochs", "1", "--epsilon", "8", "--plot", f"{picture}/private.png"]
     session.run("python", "examples/private_mnist.py", *private)
