@@ -209,7 +209,9 @@ class DPSGD(PrivateGradient):
             if weight is not None:
                 weight = jnp.clip(jnp.asarray(weight, jnp.float32), 0, 1)
             sums, params, stats = sums_of(model, *batch, key=key, weight=weight)
-            noise_key = jax.random.fold_in(jax.random.fold_in(key, NOISE), own)
+            noise_key: Any = key
+            for part in (NOISE, own):
+                noise_key = jax.random.fold_in(noise_key, part)
             noise = normal(noise_key, sums)
             grads = jax.tree.map(
                 lambda s, z, p: (s + deviation * z).astype(p.dtype), sums, noise, params
