@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 LEVELS = [
     {"_checked", "_dtypes", "_keys", "_known", "_select", "_types"},
     {"nn", "losses", "metrics", "data"},
+    {"distributed"},
     {"per_example"},
     {"train"},
     {"interop"},

@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from .._types import Key, Loss, Model, PerExample, Trainable
@@ -13,6 +14,7 @@ from ._batch import require_batch
 from ._chunks import require_chunk_size
 from ._group import groups, require_clipping
 from ._loss import raise_cause, split_trainable, value_of_params
+from ._mesh import over_mesh
 from ._method import ROUTES, require_method
 from ._norm import clip_factors
 from ._sums import sums_by_norm
@@ -41,6 +43,7 @@ def clipped_grad(
     has_aux: bool = False,
     trainable: Trainable = None,
     chunk_size: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Callable[..., tuple[PyTree, ExampleStats]]:
     """The sum of per-example gradients, each scaled down to norm `l2_clip_norm`.
 
@@ -59,6 +62,7 @@ def clipped_grad(
         has_aux: whether the loss returns `(value, aux)`.
         trainable: which leaves count, as in `per_example_value_and_grad`.
         chunk_size: how many examples are worked on at once; None is all.
+        mesh: the devices that share a batch, such as `make_mesh()`.
 
     Returns:
         `f(model, *batch, key=None, weight=None) -> (grads, ExampleStats)`. `grads` has
@@ -99,10 +103,15 @@ def clipped_grad(
             )
 
         sums, value, norm, aux = sums_by_norm(
-            route, examples, factor_of, group_of=group_of, chunk_size=chunk_size
+            route,
+            examples,
+            factor_of,
+            group_of=group_of,
+            chunk_size=chunk_size,
+            devices=1 if mesh is None else mesh.size,
         )
         raise_cause(loss, model, batch, key, value)
         grads = jax.tree.map(lambda s, p: s.astype(p.dtype), sums, params)
         return grads, ExampleStats(value, norm, aux)
 
-    return f
+    return over_mesh(f, name, mesh, lambda cut, out: (out[0], cut(out[1])))

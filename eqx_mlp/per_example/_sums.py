@@ -22,6 +22,7 @@ def sums_by_norm(
     *,
     group_of: tuple[int, ...],
     chunk_size: int | None,
+    devices: int = 1,
     silence: bool = True,
 ) -> tuple[PyTree, PerExample, PerExample, Any]:
     """`(sums, value, norm, aux)`: sum_b weight_b * factor_b * g_b in float32 or wider.
@@ -61,5 +62,6 @@ def sums_by_norm(
         (examples.rows, examples.weight),
         counts=examples.counts,
         chunk_size=chunk_size,
+        devices=devices,
     )
     return route.finish(sums, group_of), value, norm, aux

@@ -38,10 +38,14 @@ class Gathered(Source):
     def _batches(self, number: int, done: int) -> Iterator[Batch]:
         rows, size = self._shuffle.rows, self._shuffle.batch_size
         order = self._shuffle.order(number)
+        layout = self._recipe.layout
+        whole = layout.whole(size)
+        # Each process reads the rows of its own devices.
+        row = np.arange(whole)[layout.own_rows(whole)]
         for start in range(done * size, order.size, size):
-            index = order[start : start + size]
+            counts = (row < size) & (start + row < rows)
+            index = order[np.where(counts, start + row, 0)]
             example = jax.tree.map(lambda x, index=index: x[index], self._data)
             # As in memory: without weights where all batches are full.
-            counts = start + np.arange(size) < rows
-            weight = counts.astype(np.float32) if rows % size else None
-            yield Batch(example, weight)
+            full = rows % size == 0 and whole == size
+            yield Batch(example, None if full else counts.astype(np.float32))

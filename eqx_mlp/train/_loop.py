@@ -17,30 +17,47 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from .._types import ArrayLike, Key, Loss, Model, Optimizer, Trainable
 from ..data import Batch
+from ..distributed._layout import Layout
 from ..metrics import Metric, Metrics
 from ..per_example import example_keys
 from ._gradient import mean_of
 from ._retrace import RetraceGuard
 from ._state import TrainState
-from ._step import Augment, StepFunction, Transform, batch_metrics, make_step
+from ._step import (
+    Augment,
+    StepFunction,
+    Transform,
+    batch_metrics,
+    make_step,
+    require_gradient,
+)
 
 Data = tuple[PyTree[Shaped[Array, "examples ..."]], ...]
 
 
+@functools.partial(jax.jit, static_argnames=("batch_size", "layout"))
 def take_batch(
-    data: Data, order: Int[ArrayLike, " padded"], i: Any, batch_size: int
+    data: Data,
+    order: Int[ArrayLike, " padded"],
+    i: Any,
+    batch_size: int,
+    layout: Layout,
 ) -> Batch:
     """Batch number `i` of the epoch with this order; its missing rows have weight 0.
 
-    `order` is filled up to whole batches with valid indices.
+    `order` is filled up to whole batches with valid indices. Each device has the data,
+    and takes its own rows.
     """
     n = jax.tree.leaves(data)[0].shape[0]
+    rows = layout.whole(batch_size)
     index = jax.lax.dynamic_slice(order, (i * batch_size,), (batch_size,))
+    index = layout.rows(jnp.pad(index, (0, rows - batch_size)))
     example = jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), data)
-    if n % batch_size == 0:
+    if n % batch_size == 0 and rows == batch_size:
         return Batch(example)
-    place = i * batch_size + jnp.arange(batch_size)
-    return Batch(example, (place < n).astype(jnp.float32))
+    row = jnp.arange(rows)
+    counts = (row < batch_size) & (i * batch_size + row < n)
+    return Batch(example, layout.rows(counts.astype(jnp.float32)))
 
 
 class Recipe(NamedTuple):
@@ -54,18 +71,39 @@ class Recipe(NamedTuple):
     metrics: Metrics
     guard: RetraceGuard
     augment: Augment | None = None
+    layout: Layout = Layout()
 
     def step(self) -> StepFunction:
-        """The step function."""
-        return make_step(
+        """The step function, which leaves its results where the next step has them."""
+        step = make_step(
             self.loss,
             self.optimizer,
-            gradient=self.gradient,
+            gradient=self._gathered_grad,
             trainable=self.trainable,
             transform=self.transform,
             augment=self.augment,
             metrics=self.metrics,
         )
+
+        def placed_step(
+            state: TrainState, batch: Any
+        ) -> tuple[TrainState, dict[str, Metric]]:
+            state, metrics = step(state, batch)
+            return self.layout.parameters(state), self.layout.replicated(metrics)
+
+        return placed_step
+
+    def _gathered_grad(self, loss: Loss, *, trainable: Trainable) -> Callable[..., Any]:
+        # Where parameters are cut, all devices put them together for the gradient, and
+        # each goes on with its part of that.
+        grad_of = self.gradient(loss, trainable=trainable)
+
+        def grad(model: Model, *batch: Any, **options: Any) -> Any:
+            out = grad_of(self.layout.replicated(model), *batch, **options)
+            grads, stats = require_gradient(out)
+            return self.layout.parameters(grads), stats
+
+        return grad
 
 
 class Epoch(NamedTuple):
@@ -83,7 +121,8 @@ class Epoch(NamedTuple):
 
     def batch(self, i: Any) -> Batch:
         """The epoch's batch number `i`."""
-        return take_batch(self.data, self.order, i, self.batch_size)
+        layout = self.recipe.layout
+        return take_batch(self.data, self.order, i, self.batch_size, layout)
 
 
 class OneBatch(NamedTuple):
@@ -150,6 +189,9 @@ class EpochLoop:
                 "fit: the metrics are not those of the run that is to go on: expected "
                 f"sums of {_types(shapes)}, got {_types(sums)}"
             )
+        if like is not None:
+            # As they come out of the steps, lest these be compiled a second time.
+            sums = like.batches.recipe.layout.replicated(sums)
         self._carry: tuple[list[Array], dict[str, Metric]] = (arrays, sums)
         self._losses = [step_loss]
 
@@ -255,12 +297,13 @@ def run_evaluation(
     order: Int[Array, " padded"],
     batch_size: int,
     key: Key | None,
+    layout: Layout,
 ) -> dict[str, Metric]:
     """Every metric over all of `data`; example i draws from `fold_in(key, i)`."""
 
     def of_batch(i: Any) -> dict[str, Metric]:
-        batch = take_batch(data, order, i, batch_size)
-        keys = example_keys(key, batch_size, i * batch_size)
+        batch = take_batch(data, order, i, batch_size, layout)
+        keys = example_keys(key, batch.size, i * batch_size)
         return batch_metrics(metrics, model, batch, transform, keys)
 
     def body(i: Array, sums: dict[str, Metric]) -> dict[str, Metric]:
@@ -268,19 +311,32 @@ def run_evaluation(
         return {name: sums[name].merge(new[name]) for name in sums}
 
     zeros = zeros_of(jax.eval_shape(of_batch, 0))
-    return jax.lax.fori_loop(0, order.shape[0] // batch_size, body, zeros)
+    sums = jax.lax.fori_loop(0, order.shape[0] // batch_size, body, zeros)
+    return layout.replicated(sums)
 
 
 @eqx.filter_jit
 def run_prediction(
-    transform: Transform | None, model: Model, x: PyTree, batch_size: int
+    transform: Transform | None,
+    model: Model,
+    x: PyTree,
+    order: Int[Array, " padded"],
+    batch_size: int,
+    layout: Layout,
 ) -> PyTree:
     """The model's output for each row of `x`."""
 
     def of_one(x: PyTree) -> PyTree:
         return model(x if transform is None else transform(x))
 
-    return jax.lax.map(of_one, x, batch_size=batch_size)
+    def of_batch(i: Array) -> PyTree:
+        (rows,) = take_batch((x,), order, i, batch_size, layout).example
+        out = layout.replicated(jax.vmap(of_one)(rows))
+        return jax.tree.map(lambda y: y[:batch_size], out)
+
+    n = jax.tree.leaves(x)[0].shape[0]
+    out = jax.lax.map(of_batch, jnp.arange(order.shape[0] // batch_size))
+    return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:n], out)
 
 
 def plain(value: Any) -> Any:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .._types import Key
 from ._data import size_of
@@ -21,7 +20,7 @@ class InMemory(Source):
         self, recipe: Recipe, data: tuple, batch_size: int, epochs: int, key: Key
     ):
         """Have the data on the device; the last of `epochs` prepares no other."""
-        data = jax.tree.map(jnp.asarray, data)
+        data = recipe.layout.replicated(data)
         shuffle = Shuffle(data, batch_size, key)
         self._epoch = functools.partial(
             Epoch, recipe, data, batch_size=shuffle.batch_size
@@ -31,7 +30,7 @@ class InMemory(Source):
 
         @functools.lru_cache(maxsize=2)
         def order_of(number: int) -> jax.Array:
-            return jax.device_put(shuffle.order(number))
+            return recipe.layout.replicated(shuffle.order(number))
 
         self._order_of = order_of
 
