@@ -9,7 +9,8 @@ from jax.core import Tracer
 def is_known(x: Any) -> bool:
     """Whether `x` has a value now, and here.
 
-    Not while `jit`, `vmap` or `grad` traces a leaf, nor where other processes have parts.
+    Not while `jit`, `vmap` or `grad` traces a leaf, nor where another process has part
+    of one.
     """
     return not any(
         isinstance(leaf, Tracer)
