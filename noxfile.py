@@ -61,7 +61,7 @@ def group(name):
 def tests(session, jax):
     """The test suite on each Python found, with the newest jax and the oldest."""
     session.install("-e", ".", *group("tests"), *JAX[jax])
-    session.run("pytest", "-n", "2", *session.posargs)
+    session.run("pytest", "-n", "2", "--dist", "loadgroup", *session.posargs)
 
 
 @nox.session(python=FOUND)

@@ -1,7 +1,9 @@
 """Which device holds what: the one place where arrays meet a mesh."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import PyTree
 
 from ..data import Batch
+
+# What runtimes say where a collective has lost a process.
+_LOST = re.compile("gloo|nccl|connection|socket|unavailable|aborted|timed? ?out", re.I)
 
 
 class Layout(NamedTuple):
@@ -116,6 +121,25 @@ class Layout(NamedTuple):
     def leaders(self, number: int) -> int:
         """What the leading process has."""
         return int(self.everyones(number)[0])
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say what it most likely means where processes cannot reach each other.
+
+        Raises:
+            RuntimeError: in place of what the runtime raised.
+        """
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if not self.shared or not _LOST.search(str(error)):
+                raise
+            raise RuntimeError(
+                f"process {jax.process_index()} can no longer reach the other ones of "
+                f"{len(self.processes)}: most likely another process has died; see "
+                "what it said. Start all of them again; with checkpoint=, fit goes on "
+                "from the last checkpoint"
+            ) from error
 
     def by_leader(self, work: Callable[[], None]) -> None:
         """Have the leading process do it, and all wait until it is done.

@@ -244,7 +244,8 @@ def fit(
             history.add_validation(prefix, values)
 
     about = source.plan.about | {"history": list(history.arrays())}
-    with Saver(checkpoint, about, history, callbacks, layout) as saver:
+    saver = Saver(checkpoint, about, history, callbacks, layout)
+    with layout.explained(), saver:
         state = run_epochs(
             state,
             source,
