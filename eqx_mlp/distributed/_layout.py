@@ -163,9 +163,16 @@ class Layout(NamedTuple):
 
     def local(self, tree: PyTree) -> PyTree:
         """Arrays that this process can look into on its own."""
-        return jax.tree.map(
-            lambda x: jnp.asarray(fetched(x)) if not _is_local(x) else x, tree
-        )
+
+        def look(x: Any) -> Any:
+            if _is_local(x):
+                return x
+            if _is_key(x):
+                data = look(jax.random.key_data(x))
+                return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+            return jnp.asarray(fetched(x))
+
+        return jax.tree.map(look, tree)
 
     @property
     def _replicated(self) -> NamedSharding:

@@ -11,12 +11,9 @@ import optax
 import pytest
 
 from eqx_mlp import (
-    clipped_grad,
     evaluate,
     fit,
     make_mesh,
-    mean_grad,
-    per_example_grad_norm,
     predict,
     shard,
 )
@@ -140,10 +137,6 @@ def test_padding_gathers_no_batch(cases_folder):
         assert numbers != batch
 
 
-def nothing(w, x):
-    return w * x
-
-
 def test_a_batch_is_filled_up_and_spread():
     mesh = make_mesh()
     rows = np.arange(3.0, dtype=np.float32)
@@ -189,9 +182,6 @@ def test_axes_that_are_in_each_arrays_type_do_no_harm():
 class TestBadInput:
     def test_no_mesh(self):
         for call in (
-            lambda: per_example_grad_norm(nothing, mesh=8),
-            lambda: clipped_grad(nothing, l2_clip_norm=1.0, mesh=8),
-            lambda: mean_grad(nothing, mesh=8),
             lambda: evaluate(0, (np.ones(3),), metrics={}, mesh=8),
             lambda: predict(0, np.ones(3), mesh=8),
             lambda: shard(0, 8),
