@@ -42,6 +42,7 @@ BENCHMARKS = [
     "clipped_limits",
     "checkpoint",
     "ensemble",
+    "mesh",
     "precision",
 ]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
