@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import PyTree
 
@@ -81,7 +82,7 @@ class Layout(NamedTuple):
         """A model that is on the mesh already as it is there, or on every device."""
 
         def keep(x: Any) -> Any:
-            if isinstance(x, jax.core.Tracer):
+            if isinstance(x, Tracer):
                 return x
             devices = {*x.devices()} if isinstance(x, jax.Array) else ()
             return x if devices == self._replicated.device_set else self.replicated(x)
@@ -205,7 +206,7 @@ class Layout(NamedTuple):
                 return x if isinstance(x, jax.Array) else jnp.asarray(x)
             x = x if isinstance(x, jax.Array) else np.asarray(x)
             sharding = NamedSharding(_automatic(self.mesh), spec_of(x))
-            if isinstance(x, jax.core.Tracer):
+            if isinstance(x, Tracer):
                 return jax.lax.with_sharding_constraint(x, sharding)
             if own and self.shared and _is_local(x):
                 return jax.make_array_from_process_local_data(sharding, np.asarray(x))
@@ -251,7 +252,7 @@ def filled(batch: Batch, rows: int) -> Batch:
     weight = np.ones(batch.size, np.float32) if batch.weight is None else batch.weight
 
     def with_zeros(x: Any) -> Any:
-        module = jnp if isinstance(x, jax.core.Tracer) else np
+        module = jnp if isinstance(x, Tracer) else np
         x = module.asarray(x)
         return module.concatenate([x, module.zeros((missing, *x.shape[1:]), x.dtype)])
 
@@ -271,7 +272,7 @@ def _automatic(mesh: Mesh) -> Mesh:
 
 
 def _is_local(x: Any) -> bool:
-    if isinstance(x, jax.core.Tracer):
+    if isinstance(x, Tracer):
         return False
     return not isinstance(x, jax.Array) or x.is_fully_addressable
 
