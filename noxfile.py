@@ -43,6 +43,7 @@ BENCHMARKS = [
     "clipped_limits",
     "checkpoint",
     "ensemble",
+    "mesh",
     "precision",
     "scores",
     "estimators",
@@ -66,7 +67,7 @@ def group(name):
 def tests(session, jax):
     """The test suite on each Python found, with the newest jax and the oldest."""
     session.install("-e", ".", *group("tests"), *JAX[jax])
-    session.run("pytest", "-n", "2", *session.posargs)
+    session.run("pytest", "-n", "2", "--dist", "loadgroup", *session.posargs)
 
 
 @nox.session(python=FOUND)

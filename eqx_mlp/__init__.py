@@ -1,12 +1,15 @@
 """Train Equinox models with compiled steps, and see the gradient of each example."""
 
 from . import data as data
+from . import distributed as distributed
 from . import losses as losses
 from . import metrics as metrics
 from . import nn as nn
 from ._select import Selection as Selection
 from ._select import decay_mask as decay_mask
 from ._select import select as select
+from .distributed import make_mesh as make_mesh
+from .distributed import shard as shard
 from .nn import MLP as MLP
 from .nn import Ensemble as Ensemble
 from .nn import ResidualMLP as ResidualMLP

@@ -121,6 +121,7 @@ ROOMS = [
     "eqx_mlp.losses",
     "eqx_mlp.metrics",
     "eqx_mlp.data",
+    "eqx_mlp.distributed",
     "eqx_mlp.per_example",
     "eqx_mlp.train",
     "eqx_mlp.privacy",

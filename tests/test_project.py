@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 LEVELS = [
     {"_checked", "_display", "_dtypes", "_keys", "_known", "_select", "_types"},
     {"nn", "losses", "metrics", "data"},
+    {"distributed"},
     {"per_example"},
     {"train"},
     {"privacy", "interop"},

@@ -58,8 +58,10 @@ def as_batch(batch: tuple, weight: Any = None) -> Batch:
     first = jnp.argmax(counts)
 
     def harmless(x: Array) -> Array:
-        row = jnp.where(any_counts, x[first], jnp.zeros_like(x[0]))
-        return jnp.where(rows_like(counts, x), x, row[None])
+        # A gather of one row: x[first], a slice, would have a mesh gather all rows.
+        row = x.at[first[None]].get(mode="promise_in_bounds")
+        row = jnp.where(any_counts, row, jnp.zeros_like(row))
+        return jnp.where(rows_like(counts, x), x, row)
 
     return Batch(jax.tree.map(harmless, example), weight)
 

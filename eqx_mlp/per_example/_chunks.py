@@ -30,31 +30,44 @@ def scan_chunks(
     counts: Any,
     chunk_size: int | None,
     skip: bool = False,
+    devices: int = 1,
 ) -> tuple[Carry, Any]:
     """`f(carry, (rows, counts)) -> (carry, rows of results)` over chunks in order.
 
     `counts` says which rows count, or is None where all do. The last chunk is filled
     up with copies of the first rows, which do not count, and `f` must give them no
     effect on the carry. Results come back in order and without the filling. With `skip`
-    a chunk in which nothing counts is not computed; its results are zeros.
+    a chunk in which nothing counts is not computed; its results are zeros. Where rows
+    are spread over `devices`, which divide their number, each chunk has as many rows of
+    each device.
     """
     if skip and counts is not None:
         f = _skipping(f)
     n = jax.tree.leaves(rows)[0].shape[0]
     if chunk_size is None or chunk_size >= n:
         return f(carry, (rows, counts))
-    chunks = -(-n // chunk_size)
-    filling = chunks * chunk_size - n
+    own, size = n // devices, -(-chunk_size // devices)
+    chunks = -(-own // size)
+    filling = chunks * size - own
     if filling:
-        rows = jax.tree.map(lambda x: jnp.concatenate([x, x[:filling]]), rows)
         counts = jnp.ones(n, bool) if counts is None else counts
-        counts = jnp.concatenate([counts, jnp.zeros(filling, bool)])
 
-    def cut(x: Any) -> Any:
-        return x.reshape(chunks, chunk_size, *x.shape[1:])
+    def cut(x: Any, more: Any) -> Any:
+        x = x.reshape(devices, own, *x.shape[1:])
+        if filling:
+            x = jnp.concatenate([x, more(x[:, :filling])], axis=1)
+        x = x.reshape(devices, chunks, size, *x.shape[2:]).swapaxes(0, 1)
+        return x.reshape(chunks, devices * size, *x.shape[3:])
 
-    carry, out = jax.lax.scan(f, carry, jax.tree.map(cut, (rows, counts)))
-    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], out)
+    def joined(x: Any) -> Any:
+        x = x.reshape(chunks, devices, size, *x.shape[2:]).swapaxes(0, 1)
+        x = x.reshape(devices, chunks * size, *x.shape[3:])[:, :own]
+        return x.reshape(n, *x.shape[2:])
+
+    rows = jax.tree.map(lambda x: cut(x, lambda copies: copies), rows)
+    counts = jax.tree.map(lambda x: cut(x, jnp.zeros_like), counts)
+    carry, out = jax.lax.scan(f, carry, (rows, counts))
+    return carry, jax.tree.map(joined, out)
 
 
 def _skipping(f: Callable[[Carry, Any], tuple[Carry, Any]]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from .._types import Key, Loss, Model, PerExample, Trainable
@@ -13,6 +14,7 @@ from ._batch import require_batch
 from ._chunks import require_chunk_size
 from ._group import groups, require_clipping
 from ._loss import raise_cause, split_trainable, value_of_params
+from ._mesh import over_mesh
 from ._method import ROUTES, require_method
 from ._norm import clip_factors
 from ._sums import sums_by_norm
@@ -41,6 +43,7 @@ def clipped_grad(
     has_aux: bool = False,
     trainable: Trainable = None,
     chunk_size: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Callable[..., tuple[PyTree, ExampleStats]]:
     """The sum of per-example gradients, each scaled down to norm `l2_clip_norm`.
 
@@ -59,6 +62,7 @@ def clipped_grad(
         has_aux: whether the loss returns `(value, aux)`.
         trainable: which leaves count, as in `per_example_value_and_grad`.
         chunk_size: how many examples are worked on at once; None is all.
+        mesh: the devices that share a batch, such as `make_mesh()`.
 
     Returns:
         `f(model, *batch, key=None, weight=None) -> (grads, ExampleStats)`. `grads` has
@@ -84,6 +88,7 @@ def clipped_grad(
         has_aux=has_aux,
         trainable=trainable,
         chunk_size=chunk_size,
+        devices=1 if mesh is None else mesh.size,
     )
 
     def f(
@@ -92,7 +97,7 @@ def clipped_grad(
         sums, params, stats = sums_of(model, *batch, key=key, weight=weight)
         return jax.tree.map(lambda s, p: s.astype(p.dtype), sums, params), stats
 
-    return f
+    return over_mesh(f, "clipped_grad", mesh, lambda cut, out: (out[0], cut(out[1])))
 
 
 def clipped_sums(
@@ -104,6 +109,7 @@ def clipped_sums(
     has_aux: bool,
     trainable: Trainable,
     chunk_size: int | None,
+    devices: int = 1,
     skip: bool = False,
 ) -> Callable[..., tuple[PyTree, PyTree, ExampleStats]]:
     """`f(...) -> (sums, params, stats)`, with sums in float32 or wider.
@@ -139,6 +145,7 @@ def clipped_sums(
             group_of=group_of,
             chunk_size=chunk_size,
             skip=skip,
+            devices=devices,
         )
         raise_cause(loss, model, batch, key, value)
         return sums, params, ExampleStats(value, norm, aux)

@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+from jax.sharding import Mesh
+
 from .._types import Key, Loss, Model, Trainable
 from ._batch import require_batch, zero_padding
 from ._chunks import require_chunk_size, scan_chunks
 from ._loss import raise_cause, split_trainable, value_of_params
+from ._mesh import over_mesh
 from ._method import ROUTES, require_method, total_norm
 from ._vmap import examples_of
 
@@ -18,6 +21,7 @@ def per_example_grad_norm(
     has_aux: bool = False,
     trainable: Trainable = None,
     chunk_size: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Callable[..., Any]:
     """The Euclidean norm of each example's gradient over all trainable parameters.
 
@@ -28,6 +32,7 @@ def per_example_grad_norm(
         has_aux: whether the loss returns `(value, aux)`.
         trainable: which leaves count, as in `per_example_value_and_grad`.
         chunk_size: how many examples are worked on at once; None is all.
+        mesh: the devices that share a batch, such as `make_mesh()`.
 
     Returns:
         `f(model, *batch, key=None, weight=None) -> norms [batch]` in float32 or wider,
@@ -67,8 +72,9 @@ def per_example_grad_norm(
             examples.rows,
             counts=examples.counts,
             chunk_size=chunk_size,
+            devices=1 if mesh is None else mesh.size,
         )
         raise_cause(loss, model, batch, key, value)
         return (norm, aux) if has_aux else norm
 
-    return f
+    return over_mesh(f, name, mesh, lambda cut, out: cut(out))

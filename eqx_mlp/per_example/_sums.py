@@ -22,6 +22,7 @@ def sums_by_norm(
     *,
     group_of: tuple[int, ...],
     chunk_size: int | None,
+    devices: int = 1,
     silence: bool = True,
     skip: bool = False,
 ) -> tuple[PyTree, PerExample, PerExample, Any]:
@@ -64,5 +65,6 @@ def sums_by_norm(
         counts=examples.counts,
         chunk_size=chunk_size,
         skip=skip,
+        devices=devices,
     )
     return route.finish(sums, group_of), value, norm, aux

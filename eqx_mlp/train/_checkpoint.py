@@ -7,6 +7,7 @@ import equinox as eqx
 
 from .._checked import checked
 from .._types import Model
+from ..distributed._layout import layout_of
 from . import _store
 from ._content import Checkpoint, about_model, content_of, model_of
 from ._data import require_count
@@ -109,7 +110,8 @@ def save(folder: str | Path, model_or_state: Model | TrainState) -> None:
     """Write a model or a state as a checkpoint, and wait until it is there.
 
     `fit` does so by itself; this is for loops by hand. A state goes into
-    `folder/<step>`, a model into `folder/0`, named in twelve digits.
+    `folder/<step>`, a model into `folder/0`, named in twelve digits. Where arrays are
+    spread over several processes, all of them make this call, and the first one writes.
 
     Raises:
         ValueError: a checkpoint of that step is there already.
@@ -127,14 +129,19 @@ def save(folder: str | Path, model_or_state: Model | TrainState) -> None:
     step = int(model_or_state.step) if isinstance(model_or_state, TrainState) else 0
     about = about_model(model_of(model_or_state))
     arrays, content = content_of(model_or_state, about=None, score=None, **about)
-    with locked(folder):
-        if step in _store.checkpoints_in(folder):
-            raise ValueError(
-                f"save: {folder} already holds a checkpoint of step {step}: delete it, "
-                "or give another folder"
-            )
-        _store.clean(folder)
-        _store.write(folder, step, to_host(arrays), content)
+    host = to_host(arrays)
+
+    def write() -> None:
+        with locked(folder):
+            if step in _store.checkpoints_in(folder):
+                raise ValueError(
+                    f"save: {folder} already holds a checkpoint of step {step}: delete "
+                    "it, or give another folder"
+                )
+            _store.clean(folder)
+            _store.write(folder, step, host, content)
+
+    layout_of(model_or_state).by_leader(write)
 
 
 @checked(_require)

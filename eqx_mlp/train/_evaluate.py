@@ -6,12 +6,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from .._checked import checked
 from .._keys import with_key
 from .._types import Key, Model
 from ..data import Batch
+from ..distributed._layout import Layout
+from ..distributed._mesh import require_mesh
 from ..metrics import Metrics
 from ..nn._ensemble import members_of
 from ..per_example import example_keys
@@ -24,6 +27,7 @@ def _require(model: Any, data: Any, *, metrics: Any = None, **options: Any) -> N
     require_data("evaluate", "data", data)
     require_metrics("evaluate", metrics)
     require_count("evaluate", batch_size=options.get("batch_size", 1))
+    require_mesh("evaluate", options.get("mesh"))
 
 
 @checked(_require)
@@ -35,6 +39,7 @@ def evaluate(
     batch_size: int = 256,
     transform: Transform | None = None,
     key: Key | None = None,
+    mesh: Mesh | None = None,
 ) -> dict[str, Any]:
     """Metrics over all examples, with dropout switched off.
 
@@ -46,6 +51,7 @@ def evaluate(
         transform: from the stored first argument of one example to what the metrics
             take.
         key: for metrics that draw; example i gets `fold_in(key, i)`.
+        mesh: the devices that share each batch, as in `fit`.
 
     Returns:
         name to value: a float, or a NumPy array where a metric has a shape. Of an
@@ -61,15 +67,16 @@ def evaluate(
     >>> evaluate(lambda x: x, data, metrics={"accuracy": metrics.accuracy})
     {'accuracy': 0.5}
     """
-    data = jax.tree.map(jnp.asarray, data)
-    n = size_of(data)
-    batch_size = min(batch_size, n)
-    order = jnp.asarray(padded(np.arange(n, dtype=np.int32), batch_size))
-    model = eqx.nn.inference_mode(model)
+    layout = Layout(mesh)
+    data, order, batch_size = _in_order(data, batch_size, layout)
+    model, key = layout.kept((eqx.nn.inference_mode(model), key))
     metrics = dict(metrics)
-    sums = run_evaluation(metrics, transform, model, data, order, batch_size, key)
+    sums = run_evaluation(
+        metrics, transform, model, data, order, batch_size, key, layout
+    )
     for name, sum_ in sums.items():
         if not np.all(np.isfinite(np.asarray(sum_.numerator))):
+            model, data, key = layout.local((model, data, key))
             _raise_cause(name, metrics, model, data, transform, key)
     return {name: plain(sums[name].compute()) for name in metrics}
 
@@ -77,6 +84,7 @@ def evaluate(
 def _require_x(model: Any, x: Any, **options: Any) -> None:
     require_data("predict", "x", (x,))
     require_count("predict", batch_size=options.get("batch_size", 1))
+    require_mesh("predict", options.get("mesh"))
 
 
 @checked(_require_x)
@@ -86,6 +94,7 @@ def predict(
     *,
     batch_size: int = 256,
     transform: Transform | None = None,
+    mesh: Mesh | None = None,
 ) -> PyTree:
     """The model's output for each example, with dropout switched off.
 
@@ -94,6 +103,7 @@ def predict(
         x: examples along the leading axis.
         batch_size: examples at once.
         transform: from one stored example to what the model takes.
+        mesh: the devices that share each batch, as in `fit`.
 
     Returns:
         outputs `[examples, ...]` in the order of `x`.
@@ -106,9 +116,18 @@ def predict(
     >>> predict(lambda x: 2 * x, jnp.arange(3.0), batch_size=2).tolist()
     [0.0, 2.0, 4.0]
     """
-    x = jax.tree.map(jnp.asarray, x)
-    model = eqx.nn.inference_mode(model)
-    return run_prediction(transform, model, x, min(batch_size, size_of(x)))
+    layout = Layout(mesh)
+    x, order, batch_size = _in_order(x, batch_size, layout)
+    model = layout.kept(eqx.nn.inference_mode(model))
+    return run_prediction(transform, model, x, order, batch_size, layout)
+
+
+def _in_order(data: PyTree, batch_size: int, layout: Layout) -> tuple[PyTree, Any, int]:
+    """The data on the devices, their order in whole batches, and the size of these."""
+    n = size_of(data)
+    batch_size = min(batch_size, n)
+    order = padded(np.arange(n, dtype=np.int32), batch_size)
+    return *layout.replicated((data, order)), batch_size
 
 
 def require_metrics(owner: str, metrics: Any) -> None:

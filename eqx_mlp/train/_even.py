@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from ..data import Batch
+from ..distributed._layout import filled
 from ..per_example import require_batch
 from ._data import size_of
 
@@ -43,11 +44,7 @@ class Even:
             raise UnfitBatch(
                 f"it holds {_listed(form)}, and the first held {_listed(self._form)}"
             )
-        missing = self._size - n
-        return Batch(
-            jax.tree.map(lambda x: _filled(x, missing), example),
-            _filled(np.asarray(weight, np.float32), missing),
-        )
+        return filled(Batch(example, np.asarray(weight, np.float32)), self._size)
 
     def _read(self, item: Any) -> tuple[tuple, Any]:
         weight = None
@@ -76,13 +73,6 @@ def _own(x: Any) -> Any:
     if x.dtype.kind in "OSUMm":
         raise UnfitBatch(f"it holds {x.dtype}, where numbers are needed")
     return x
-
-
-def _filled(x: Any, missing: int) -> Any:
-    if missing == 0:
-        return x
-    x = np.asarray(x)
-    return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)])
 
 
 def _form_of(example: tuple) -> dict[str, str]:

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from .._checked import checked
 from .._display import mimebundle
 from .._keys import require_key
 from .._types import Key, Loss, Model, Optimizer, Trainable
+from ..distributed._layout import Layout
+from ..distributed._mesh import require_mesh
 from ..metrics import Metrics
 from ._callback import Callback, require_callbacks
 from ._checkpoint import Checkpoints, require_checkpoints
@@ -79,8 +80,11 @@ def _require(
     checkpoint: Any = None,
     logger: Any = None,
     log_every: Any = 50,
+    mesh: Any = None,
+    shard_parameters: Any = False,
     **counts: Any,
 ) -> None:
+    require_mesh("fit", mesh, shard_parameters)
     private, batch_size = is_private("fit", gradient), counts.get("batch_size")
     if private and batch_size is None and not is_stream(data):
         counts["batch_size"] = 1  # the gradient's own is used
@@ -158,6 +162,8 @@ def fit(
     logger: Any = None,
     log_every: int = 50,
     progress: bool = True,
+    mesh: Mesh | None = None,
+    shard_parameters: bool = False,
 ) -> FitResult:
     """Train on arrays in memory, or on a stream of batches.
 
@@ -202,6 +208,13 @@ def fit(
         log_every: log the loss of each step whose number this divides; an epoch's
             numbers are always logged.
         progress: whether to show a bar when standard error is a terminal.
+        mesh: the devices that share each batch, such as `make_mesh()`. The result is
+            that of one device. With several processes all of them make this call, with
+            the same arguments; of arrays in memory each device has all, of those in a
+            `numpy.memmap` each process reads its own rows, and a stream gives its
+            process's own part of each batch. The first process writes what is written.
+        shard_parameters: whether each device holds only its part of the model and of
+            the optimiser's state, as `shard` places them.
 
     Returns:
         `FitResult(state, history)`, whose arrays are the caller's.
@@ -226,21 +239,23 @@ def fit(
     """
     metrics = dict(metrics or {})
     guard = RetraceGuard("the step of fit")
+    layout = Layout(mesh, shard_parameters)
     recipe = Recipe(
-        loss, optimizer, gradient, trainable, transform, metrics, guard, augment
+        loss, optimizer, gradient, trainable, transform, metrics, guard, augment, layout
     )
-    state = _initial(model_or_state, optimizer, key, trainable)
+    state = layout.parameters(_initial(model_or_state, optimizer, key, trainable))
     epochs = 1 if epochs is None else epochs
     source = _source(recipe, data, epochs, steps, batch_size, state)
     history = History(["loss", *metrics], models_of(state) if validation else ())
     if logger is not None:
         # First, so that what another callback raises does not keep a row from the log.
-        callbacks = [Logging(loggers_of(logger), log_every), *callbacks]
+        loggers = loggers_of(logger) if layout.leads else []
+        callbacks = [Logging(loggers, log_every), *callbacks]
     private = None
     if isinstance(gradient, PrivateGradient):
         private = gradient.about
         callbacks = [*callbacks, Account(gradient)]
-    validation = jax.tree.map(jnp.asarray, validation)
+    validation = layout.replicated(validation)
 
     def validate(state: TrainState) -> None:
         if validation is None:
@@ -253,12 +268,14 @@ def fit(
                 batch_size=source.plan.batch_size or 256,
                 transform=transform,
                 key=state.key,
+                mesh=mesh,
             )
             history.add_validation(prefix, values)
 
     names = list(history.arrays())
     about = source.plan.about | {"history": names, "privacy": private}
-    with Saver(checkpoint, about, history, callbacks) as saver:
+    saver = Saver(checkpoint, about, history, callbacks, layout)
+    with layout.explained(), saver:
         state = run_epochs(
             state,
             source,
@@ -267,7 +284,7 @@ def fit(
             history=history,
             callbacks=callbacks,
             saver=saver,
-            progress=progress,
+            progress=progress and layout.leads,
         )
     return FitResult(state, history.arrays())
 

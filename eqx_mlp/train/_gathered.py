@@ -38,11 +38,14 @@ class Gathered(Source):
     def _batches(self, number: int, done: int) -> Iterator[Batch]:
         size = self._order.width
         order, counts = self._order.order(number), self._order.counts(number)
+        layout = self._recipe.layout
+        whole = layout.whole(size)
+        # Each process reads the rows of its own devices.
+        row = np.arange(whole)[layout.own_rows(whole)]
         for i in range(done, self._order.steps):
-            index = order[i * size : (i + 1) * size]
+            here = row < (size if counts is None else counts[i])
+            index = order[np.where(here, i * size + row, 0)]
             example = jax.tree.map(lambda x, index=index: x[index], self._data)
             # As in memory: without weights where all batches are full.
-            weight = None
-            if counts is not None:
-                weight = (np.arange(size) < counts[i]).astype(np.float32)
-            yield Batch(example, weight)
+            full = counts is None and whole == size
+            yield Batch(example, None if full else here.astype(np.float32))

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from .._dtypes import wide
@@ -14,6 +15,7 @@ from ..per_example import ExampleStats, require_batch
 from ..per_example._batch import zero_padding
 from ..per_example._chunks import require_chunk_size, scan_chunks
 from ..per_example._loss import raise_cause, split_trainable, value_of_params
+from ..per_example._mesh import over_mesh
 from ..per_example._norm import sum_dtype
 from ..per_example._vmap import examples_of
 
@@ -24,6 +26,7 @@ def mean_grad(
     has_aux: bool = False,
     trainable: Trainable = None,
     chunk_size: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Callable[..., tuple[PyTree, ExampleStats]]:
     """The gradient of the mean loss over the examples of a batch.
 
@@ -37,6 +40,7 @@ def mean_grad(
         has_aux: whether the loss returns `(value, aux)`.
         trainable: which leaves get a gradient, as in `init_state`.
         chunk_size: how many examples are worked on at once; None is all.
+        mesh: the devices that share a batch, such as `make_mesh()`.
 
     Returns:
         `f(model, *batch, key=None, weight=None) -> (grads, ExampleStats)`, as
@@ -84,12 +88,13 @@ def mean_grad(
             (examples.rows, examples.weight),
             counts=examples.counts,
             chunk_size=chunk_size,
+            devices=1 if mesh is None else mesh.size,
         )
         raise_cause(loss, model, batch, key, value)
         grads = jax.tree.map(lambda s, p: s.astype(p.dtype), sums, params)
         return grads, ExampleStats(value, None, aux)
 
-    return f
+    return over_mesh(f, "mean_grad", mesh, lambda cut, out: (out[0], cut(out[1])))
 
 
 def mean_of(metric: Metric) -> Array:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from ..distributed._layout import fetched, put_on
+
 
 class Leaf(NamedTuple):
     """An array as a manifest names it.
@@ -107,8 +109,13 @@ def placed(path: str, x: np.ndarray, like: Any) -> Any:
     array = jnp.array(x)
     if is_key(like):
         array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
+    return placed_like(array, like)
+
+
+def placed_like(x: Any, like: Any) -> Any:
+    """`x` on the devices that `like` is bound to."""
     committed = isinstance(like, jax.Array) and like.committed
-    return jax.device_put(array, like.sharding) if committed else array
+    return put_on(x, like.sharding) if committed else jnp.array(x)
 
 
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -120,7 +127,7 @@ def to_host(arrays: Sequence[Any]) -> list[np.ndarray]:
     for x in arrays:
         if isinstance(x, jax.Array):
             x.copy_to_host_async()
-    return [np.array(x) for x in arrays]
+    return [fetched(x) if isinstance(x, jax.Array) else np.array(x) for x in arrays]
 
 
 def require_same(

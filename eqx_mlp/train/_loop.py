@@ -17,37 +17,61 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from .._types import ArrayLike, Key, Loss, Model, Optimizer, Trainable
 from ..data import Batch
+from ..distributed._layout import Layout
 from ..metrics import Metric, Metrics
 from ..per_example import example_keys
 from ._gradient import mean_of
 from ._retrace import RetraceGuard
 from ._state import TrainState
-from ._step import Augment, StepFunction, Transform, batch_metrics, make_step
+from ._step import (
+    Augment,
+    StepFunction,
+    Transform,
+    batch_metrics,
+    step_on,
+)
 
 Data = tuple[PyTree[Shaped[Array, "examples ..."]], ...]
 
 
+@functools.partial(jax.jit, static_argnames=("batch_size", "layout"))
 def take_rows(
-    data: Data, order: Int[ArrayLike, " padded"], i: Any, batch_size: int
+    data: Data,
+    order: Int[ArrayLike, " padded"],
+    i: Any,
+    count: Any,
+    batch_size: int,
+    layout: Layout,
 ) -> Batch:
-    """Batch number `i` of `order`, which holds whole batches of valid indices."""
+    """Batch number `i` of `order`, which holds whole batches of valid indices.
+
+    Its rows from number `count` on have weight 0; None says that all count. Each device
+    has the data, and takes its own rows.
+    """
+    rows = layout.whole(batch_size)
     index = jax.lax.dynamic_slice(order, (i * batch_size,), (batch_size,))
-    return Batch(
-        jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), data)
-    )
+    index = layout.rows(jnp.pad(index, (0, rows - batch_size)))
+    example = jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), data)
+    if count is None and rows == batch_size:
+        return Batch(example)
+    row = jnp.arange(rows, dtype=jnp.int32)
+    counts = row < (batch_size if count is None else count)
+    return Batch(example, layout.rows(counts.astype(jnp.float32)))
 
 
 def take_batch(
-    data: Data, order: Int[ArrayLike, " padded"], i: Any, batch_size: int
+    data: Data,
+    order: Int[ArrayLike, " padded"],
+    i: Any,
+    batch_size: int,
+    layout: Layout,
 ) -> Batch:
-    """The same where `order` is all of the data; missing rows have weight 0."""
+    """The same where `order` is all of the data: what is missing does not count."""
     n = jax.tree.leaves(data)[0].shape[0]
-    example = take_rows(data, order, i, batch_size).example
-    if n % batch_size == 0:
-        return Batch(example)
-    place = jnp.asarray(i * batch_size, jnp.int32)
-    place += jnp.arange(batch_size, dtype=jnp.int32)
-    return Batch(example, (place < n).astype(jnp.float32))
+    count = None
+    if n % batch_size:
+        count = jnp.minimum(n - jnp.asarray(i * batch_size, jnp.int32), batch_size)
+    return take_rows(data, order, i, count, batch_size, layout)
 
 
 class Recipe(NamedTuple):
@@ -61,10 +85,12 @@ class Recipe(NamedTuple):
     metrics: Metrics
     guard: RetraceGuard
     augment: Augment | None = None
+    layout: Layout = Layout()
 
     def step(self) -> StepFunction:
-        """The step function."""
-        return make_step(
+        """The step function, which leaves its results where the next step has them."""
+        return step_on(
+            self.layout,
             self.loss,
             self.optimizer,
             gradient=self.gradient,
@@ -92,11 +118,9 @@ class Epoch(NamedTuple):
 
     def batch(self, i: Any) -> Batch:
         """The epoch's batch number `i`."""
-        batch = take_rows(self.data, self.order, i, self.batch_size)
-        if self.counts is None:
-            return batch
-        counts = jnp.arange(self.batch_size) < self.counts[i]
-        return Batch(batch.example, counts.astype(jnp.float32))
+        count = None if self.counts is None else self.counts[i]
+        layout = self.recipe.layout
+        return take_rows(self.data, self.order, i, count, self.batch_size, layout)
 
 
 class OneBatch(NamedTuple):
@@ -163,6 +187,9 @@ class EpochLoop:
                 "fit: the metrics are not those of the run that is to go on: expected "
                 f"sums of {_types(shapes)}, got {_types(sums)}"
             )
+        if like is not None:
+            # As they come out of the steps, lest these be compiled a second time.
+            sums = like.batches.recipe.layout.replicated(sums)
         self._carry: tuple[list[Array], dict[str, Metric]] = (arrays, sums)
         self._losses = [step_loss]
 
@@ -268,12 +295,13 @@ def run_evaluation(
     order: Int[Array, " padded"],
     batch_size: int,
     key: Key | None,
+    layout: Layout,
 ) -> dict[str, Metric]:
     """Every metric over all of `data`; example i draws from `fold_in(key, i)`."""
 
     def of_batch(i: Any) -> dict[str, Metric]:
-        batch = take_batch(data, order, i, batch_size)
-        keys = example_keys(key, batch_size, i * batch_size)
+        batch = take_batch(data, order, i, batch_size, layout)
+        keys = example_keys(key, batch.size, i * batch_size)
         return batch_metrics(metrics, model, batch, transform, keys)
 
     def body(i: Array, sums: dict[str, Metric]) -> dict[str, Metric]:
@@ -281,19 +309,32 @@ def run_evaluation(
         return {name: sums[name].merge(new[name]) for name in sums}
 
     zeros = zeros_of(jax.eval_shape(of_batch, 0))
-    return jax.lax.fori_loop(0, order.shape[0] // batch_size, body, zeros)
+    sums = jax.lax.fori_loop(0, order.shape[0] // batch_size, body, zeros)
+    return layout.replicated(sums)
 
 
 @eqx.filter_jit
 def run_prediction(
-    transform: Transform | None, model: Model, x: PyTree, batch_size: int
+    transform: Transform | None,
+    model: Model,
+    x: PyTree,
+    order: Int[Array, " padded"],
+    batch_size: int,
+    layout: Layout,
 ) -> PyTree:
     """The model's output for each row of `x`."""
 
     def of_one(x: PyTree) -> PyTree:
         return model(x if transform is None else transform(x))
 
-    return jax.lax.map(of_one, x, batch_size=batch_size)
+    def of_batch(i: Array) -> PyTree:
+        (rows,) = take_batch((x,), order, i, batch_size, layout).example
+        out = layout.replicated(jax.vmap(of_one)(rows))
+        return jax.tree.map(lambda y: y[:batch_size], out)
+
+    n = jax.tree.leaves(x)[0].shape[0]
+    out = jax.lax.map(of_batch, jnp.arange(order.shape[0] // batch_size))
+    return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:n], out)
 
 
 def plain(value: Any) -> Any:

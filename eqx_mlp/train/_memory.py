@@ -4,9 +4,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from ._data import size_of
 from ._feed import Feed, Source
 from ._loop import Epoch, Part, Recipe
@@ -19,7 +16,7 @@ class InMemory(Source):
 
     def __init__(self, recipe: Recipe, data: tuple, order: Order, epochs: int):
         """Have the data on the device; the last of `epochs` prepares no other."""
-        data = jax.tree.map(jnp.asarray, data)
+        data = recipe.layout.replicated(data)
         self._epoch = functools.partial(Epoch, recipe, data, batch_size=order.width)
         self._batch_size = order.batch_size
         self._last = epochs - 1
@@ -28,7 +25,7 @@ class InMemory(Source):
         @functools.lru_cache(maxsize=2)
         def order_of(number: int) -> dict[str, Any]:
             drawn = {"order": order.order(number), "counts": order.counts(number)}
-            return jax.device_put(drawn)
+            return recipe.layout.replicated(drawn)
 
         self._order_of = order_of
 

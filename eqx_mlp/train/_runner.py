@@ -106,7 +106,8 @@ class Runner:
             return earlier + time.perf_counter() - started
 
         while not feed.ended(at):
-            to = self._until(feed, at, before)
+            # How fast it goes, no two processes find alike.
+            to = feed.recipe.layout.leaders(self._until(feed, at, before))
             called = time.perf_counter()
             step_loss = loop.run(feed.parts(at, to))
             to = at + len(step_loss)
@@ -155,7 +156,8 @@ class Runner:
         if self._finite and wrong.size:
             self._finite = False
             batch = feed.again(at + int(wrong[0, 0])).first
-            raise_loss_cause(feed.recipe, state.model, batch, state.key)
+            local = feed.recipe.layout.local((state.model, batch, state.key))
+            raise_loss_cause(feed.recipe, *local)
 
 
 def _replay(

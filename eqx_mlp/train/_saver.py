@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..distributed._layout import Layout
 from ..metrics import Metric
 from . import _store
 from ._callback import Callback
@@ -39,8 +40,13 @@ class Saver:
         about: dict[str, Any],
         history: History,
         callbacks: Sequence[Callback],
+        layout: Layout,
     ):
-        """`about` is what must be the same for a run to go on, as JSON holds it."""
+        """`about` is what must be the same for a run to go on, as JSON holds it.
+
+        Of several processes the first holds the folder and writes; all of them read.
+        """
+        self._layout = layout
         self._options = options
         self._about = about
         self._history = history
@@ -59,8 +65,9 @@ class Saver:
         if self._options is not None:
             self._folder = self._options.folder
             with contextlib.ExitStack() as stack:
-                stack.enter_context(locked(self._folder))
-                _store.clean(self._folder)
+                if self._layout.leads:
+                    stack.enter_context(locked(self._folder))
+                    _store.clean(self._folder)
                 self._thread = stack.enter_context(ThreadPoolExecutor(1, "checkpoint"))
                 stack.callback(self._wait)
                 stack.enter_context(self._signals)
@@ -77,9 +84,16 @@ class Saver:
             return state, begun
         self._model = about_model(state.model)
         found = _store.checkpoints_in(self._folder)
-        if not found:
+        last = self._layout.leaders(max(found, default=-1))
+        if last < 0:
             return state, begun
-        checkpoint = Checkpoint(list(found.values())[-1])
+        if last not in found:
+            raise ValueError(
+                f"fit: process {jax.process_index()} does not see the checkpoint of "
+                f"step {last} in {self._folder}, which the first process does: all "
+                "processes must have the folder, on a disk that they share"
+            )
+        checkpoint = Checkpoint(found[last])
         self._require_same_run(checkpoint.manifest, state)
         loaded, run = checkpoint.load(state)
         key, given = to_host([loaded.key, state.key])
@@ -146,9 +160,10 @@ class Saver:
     def between(self, step: int, state: TrainState, under_way: UnderWay) -> None:
         """Within an epoch: write where a checkpoint is due or a signal has come."""
         due = self.every is not None and step % self.every == 0
-        if due or self._signals.received is not None:
+        number = self._signal()
+        if due or number:
             self._write(step, state, under_way)
-        self._leave(step)
+        self._leave(step, number)
 
     def broken(self, step: int, state: TrainState, under_way: UnderWay | None) -> None:
         """Where the run cannot go on: write, if anything is new.
@@ -170,9 +185,10 @@ class Saver:
         step, score = int(state.step), self._score(self._options)
         due = self.every is None or step % self.every == 0 or last
         best = score and best_step(self._scores | {step: score}) == step
-        if due or best or self._signals.received is not None:
+        number = self._signal()
+        if due or best or number:
             self._write(step, state, None, ended, score)
-        self._leave(step)
+        self._leave(step, number)
 
     def _score(self, options: Checkpoints) -> dict[str, Any] | None:
         if options.best is None:
@@ -221,15 +237,21 @@ class Saver:
             for number in old:
                 _store.delete(self._folder, number)
 
-        self._writing = self._thread.submit(write_and_delete)
+        if self._layout.leads:
+            self._writing = self._thread.submit(write_and_delete)
 
     def _wait(self) -> None:
         if self._writing is not None:
             self._writing.result()
 
-    def _leave(self, step: int) -> None:
-        number = self._signals.received
-        if number is None:
+    def _signal(self) -> int:
+        """The signal that has come, here or to another process of the run, or 0."""
+        if self._options is None:
+            return 0
+        return int(self._layout.everyones(self._signals.received or 0).max())
+
+    def _leave(self, step: int, number: int) -> None:
+        if not number:
             return
         self._wait()
         logger.warning(

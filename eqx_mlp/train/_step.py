@@ -13,6 +13,7 @@ from .._checked import checked
 from .._keys import with_key
 from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..data import Batch
+from ..distributed._layout import Layout
 from ..metrics import Metric, Metrics, sum_metric
 from ..nn._ensemble import each_member, rebuilt
 from ..per_example import ExampleStats, as_batch, example_keys, require_batch
@@ -75,6 +76,34 @@ def make_step(
     >>> state.model.item(), metrics["loss"].compute().item()
     (3.0, 5.0)
     """
+    return step_on(
+        Layout(),
+        loss,
+        optimizer,
+        gradient=gradient,
+        trainable=trainable,
+        transform=transform,
+        augment=augment,
+        metrics=metrics,
+    )
+
+
+def step_on(
+    layout: Layout,
+    loss: Loss,
+    optimizer: Optimizer,
+    *,
+    gradient: Callable[..., Any],
+    trainable: Trainable,
+    transform: Transform | None,
+    augment: Augment | None,
+    metrics: Metrics | None,
+) -> StepFunction:
+    """The same, with results where the next step has them.
+
+    Where parameters are cut, all devices put them together for the gradient, and each
+    goes on with its part of that.
+    """
     private = is_private("make_step", gradient)
     optimizer = extended(optimizer)
     of_stored = transformed(loss, transform)
@@ -98,8 +127,14 @@ def make_step(
         def of_model(model: Model, opt_state: PyTree) -> tuple[Model, PyTree, dict]:
             grad = gradient_of(scaled_as_by(opt_state, of_stored))
             grads, stats = require_gradient(
-                grad(model, *batch.example, key=key, weight=batch.weight)
+                grad(
+                    layout.gathered(model),
+                    *batch.example,
+                    key=key,
+                    weight=batch.weight,
+                )
             )
+            grads = layout.cut(grads)
             mean_loss = sum_metric(lambda value: value, batch.weight)(stats.value)
             params, rest = split_trainable(model, trainable)
             # The loss has no noise: an optimiser that sees it is not private.
@@ -114,12 +149,13 @@ def make_step(
             )
 
         model, opt_state, sums = each_member(of_model, state.model, state.opt_state)
-        return TrainState(
+        state = TrainState(
             model=rebuilt(state.model, model),
             opt_state=opt_state,
             step=state.step + 1,
             key=state.key,
-        ), sums
+        )
+        return layout.cut(state), layout.gathered(sums)
 
     return step
 

@@ -132,13 +132,23 @@ def require_orbax() -> None:
 
 
 def _orbax() -> Any:
+    import jax
     import orbax.checkpoint as ocp
 
+    # Each process is on its own here: it does not wait for others, who may not come.
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"of{own}"
+    )
     # Weights hardly shrink, and compressing them takes time from the steps.
     return ocp.Checkpointer(
         ocp.PyTreeCheckpointHandler(
-            use_ocdbt=True, use_zarr3=True, use_compression=False
-        )
+            use_ocdbt=True,
+            use_zarr3=True,
+            use_compression=False,
+            multiprocessing_options=alone,
+        ),
+        multiprocessing_options=alone,
     )
 
 

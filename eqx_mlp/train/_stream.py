@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from ..data import Batch
+from ..distributed._together import together
 from ._even import Even, UnfitBatch
 from ._feed import Feed, Plan, Source, StreamError
 from ._loop import OneBatch, Part, Recipe
@@ -49,9 +50,16 @@ class Stream(Source):
         self._data: Any = data
         self._one_pass = steps is not None
         self._begun = begun
-        self._even = Even(batch_size)
+        shares = len(recipe.layout.processes)
+        if batch_size is not None and batch_size % shares:
+            raise ValueError(
+                f"fit: batch_size must divide by the {shares} processes, each of which "
+                f"streams its own part of a batch, got {batch_size}"
+            )
+        self._even = Even(batch_size and batch_size // shares)
         self._batches: Iterator[Batch] | None = None
-        self._steps = _length(data) if steps is None else steps
+        length = recipe.layout.everyones(_length(data) or 0).max()
+        self._steps = (int(length) or None) if steps is None else steps
         about = {"data": "a stream", "batch_size": batch_size, "steps": steps}
         self.plan = Plan(about, self._steps, None, batch_size)
         if self._steps is None and begun:
@@ -67,7 +75,8 @@ class Stream(Source):
             self._steps = (step - done) // number
         if self._batches is None or not self._one_pass:
             behind = step - self._begun if self._one_pass else done
-            self._batches = self._from(step, behind)
+            own = self._from(step, behind)
+            self._batches = together(own, self._recipe.layout)
         place = Place(number, step - done)
         return StreamFeed(
             self._recipe, self._batches, self._steps, self._one_pass, done, place
@@ -144,15 +153,15 @@ class StreamFeed(Feed):
         return Part(self._on_device(self._kept[i - self._start]), 0, 1)
 
     def rows(self, start: int, stop: int) -> int:
-        """Rows that are no padding."""
+        """Rows that are no padding, here and, by estimate, in other processes."""
         kept = self._kept[start - self._start : stop - self._start]
-        return sum(
+        return len(self.recipe.layout.processes) * sum(
             batch.size if batch.weight is None else int(np.count_nonzero(batch.weight))
             for batch in kept
         )
 
     def _on_device(self, batch: Batch) -> OneBatch:
-        return OneBatch(self.recipe, jax.device_put(batch))
+        return OneBatch(self.recipe, self.recipe.layout.batch(batch))
 
     def _fetch(self, i: int) -> None:
         self._next = None

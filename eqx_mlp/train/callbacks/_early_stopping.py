@@ -6,11 +6,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..._checked import checked
 from .._callback import Callback
+from .._leaves import placed_like
 from .._state import TrainState, copied
 
 # By what a value is multiplied so that less is better.
@@ -115,7 +115,7 @@ class EarlyStopping(Callback):
         if saved["best"] and self.restore_best:
             arrays, static = eqx.partition(state, eqx.is_array)
             best = jax.tree.unflatten(jax.tree.structure(arrays), saved["best"])
-            self._best = eqx.combine(jax.tree.map(jnp.array, best), static)
+            self._best = eqx.combine(jax.tree.map(placed_like, best, arrays), static)
 
     def _last(self, history: Mapping[str, np.ndarray]) -> float:
         columns = {
