@@ -263,7 +263,7 @@ def test_a_second_compilation_within_a_run_names_the_leaf(
                 # One guard a run, as in `fit`.
                 recipe = epoch.recipe._replace(guard=epochs[0][0].recipe.guard)
                 epoch = epoch._replace(recipe=recipe)
-                feed = MemoryFeed(epoch, lambda: None)
+                feed = MemoryFeed(epoch, lambda: None, epoch.batch_size)
                 runner.run(feed, 0, state, UnderWay())
 
     first = epoch_of(loss, model_of())
