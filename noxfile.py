@@ -125,7 +125,7 @@ def docs(session):
 @nox.session(python=CURRENT)
 def bench(session):
     """The numbers of docs/benchmarks.md, as ratios inside one run."""
-    session.install("-e", ".[examples,sklearn]")
+    session.install("-e", ".[examples,sklearn,privacy]")
     for name in session.posargs or BENCHMARKS:
         session.run("python", f"tests/benchmarks/{name}.py")
 

@@ -3,6 +3,7 @@
 Eight devices need a process of their own: `cases.py` computes, and this compares.
 """
 
+import os
 import re
 
 import jax
@@ -19,6 +20,7 @@ from eqx_mlp import (
 )
 from eqx_mlp.data import Batch, epoch_permutation
 
+FLOAT64 = (1, 2, 4, 8, 3) if "EQX_MLP_LONG_TESTS" in os.environ else (8, 3)
 pytestmark = pytest.mark.xdist_group("devices")
 
 
@@ -36,7 +38,7 @@ def test_fifty_steps_end_in_float32_where_one_device_ends(cases, devices):
     )
 
 
-@pytest.mark.parametrize("devices", [8, 3])
+@pytest.mark.parametrize("devices", FLOAT64)
 def test_fifty_steps_end_in_float64_where_one_device_ends(cases, devices):
     wanted = cases["float64/0"]
     assert wanted.dtype == np.float64
