@@ -67,7 +67,7 @@ def group(name):
 def tests(session, jax):
     """The test suite on each Python found, with the newest jax and the oldest."""
     session.install("-e", ".", *group("tests"), *JAX[jax])
-    session.run("pytest", "-n", "2", "--dist", "loadgroup", *session.posargs)
+    session.run("pytest", "-n", "2", *session.posargs)
 
 
 @nox.session(python=FOUND)
@@ -110,7 +110,9 @@ def examples(session):
         session.run("python", f"examples/{name}.py", *short)
     few = ["--seeds", "2", "--images", "500", "--epochs", "1"]
     session.run("python", "examples/dropout.py", *few, "--plot", f"{picture}/d.png")
-    session.run("python", "examples/frameworks/in_eqx_mlp.py")
+    session.run(
+        "python", "examples/data_parallel.py", "--devices", "2", "--epochs", "1"
+    )
     private = ["--epochs", "1", "--epsilon", "8", "--plot", f"{picture}/private.png"]
     session.run("python", "examples/private_mnist.py", *private)
 

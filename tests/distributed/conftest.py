@@ -6,6 +6,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -53,6 +54,37 @@ class Job:
 
 
 @pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """`once(name, make)`: the folder that `make(folder)` filled, for all workers."""
+
+    def folder_of(name, make):
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            folder = tmp_path_factory.mktemp(name)
+            make(folder)
+            return folder
+        folder = tmp_path_factory.getbasetemp().parent / name
+        ended = folder.with_suffix(".ended")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            while not ended.exists():
+                time.sleep(0.2)
+            assert ended.read_text() == "made", "another worker could not make it"
+            return folder
+        told = "failed"
+        try:
+            make(folder)
+            told = "made"
+        finally:
+            # Renamed, so that it is never read half written.
+            folder.with_suffix(".now").write_text(told)
+            folder.with_suffix(".now").rename(ended)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
 def run_job():
     return Job
 
@@ -67,8 +99,10 @@ def definitions():
 
 
 @pytest.fixture(scope="session")
-def cases_folder(tmp_path_factory):
+def cases_folder(once):
     """Where eight devices have left their results."""
-    folder = tmp_path_factory.mktemp("cases")
-    assert start("cases.py", folder).wait(600) == 0
-    return folder
+
+    def make(folder):
+        assert start("cases.py", folder).wait(600) == 0
+
+    return once("cases", make)

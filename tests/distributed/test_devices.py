@@ -21,7 +21,6 @@ from eqx_mlp import (
 from eqx_mlp.data import Batch, epoch_permutation
 
 FLOAT64 = (1, 2, 4, 8, 3) if "EQX_MLP_LONG_TESTS" in os.environ else (8, 3)
-pytestmark = pytest.mark.xdist_group("devices")
 
 
 @pytest.fixture(scope="module")

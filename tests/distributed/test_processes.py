@@ -19,28 +19,28 @@ from eqx_mlp import (
 )
 from eqx_mlp.data import Batch
 
-pytestmark = pytest.mark.xdist_group("devices")
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, run_job, definitions):
+def folder(once, run_job, definitions):
     """What the jobs have left: of two processes, killed and started again, and of four.
 
     A run of one process, left after 20 of 50 steps, is in "one".
     """
-    folder = tmp_path_factory.mktemp("jobs")
-    definitions.trained(0, epochs=2, checkpoint=Checkpoints(folder / "one"))
-    killed = run_job(2, folder, "killed")
-    second = killed.wait_for(1)
-    started = time.monotonic()
-    first, seconds = killed.wait_for(0), time.monotonic() - started
-    told = [[first, second], seconds, killed.said(0)]
-    (folder / "killed.json").write_text(json.dumps(told))
-    codes, said = run_job(4, folder, "cut").wait()
-    assert codes == [0] * 4, said
-    codes, said = run_job(2, folder, "whole").wait()
-    assert codes == [0, 0], said
-    return folder
+
+    def make(folder):
+        definitions.trained(0, epochs=2, checkpoint=Checkpoints(folder / "one"))
+        killed = run_job(2, folder, "killed")
+        second = killed.wait_for(1)
+        started = time.monotonic()
+        first, seconds = killed.wait_for(0), time.monotonic() - started
+        told = [[first, second], seconds, killed.said(0)]
+        (folder / "killed.json").write_text(json.dumps(told))
+        codes, said = run_job(4, folder, "cut").wait()
+        assert codes == [0] * 4, said
+        codes, said = run_job(2, folder, "whole").wait()
+        assert codes == [0, 0], said
+
+    return once("jobs", make)
 
 
 @pytest.fixture(scope="module")
