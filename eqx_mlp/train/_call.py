@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..data import Batch
-from ._loop import Recipe
+from ._batches import Recipe
 from ._state import TrainState
 
 

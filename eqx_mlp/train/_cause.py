@@ -8,7 +8,7 @@ from .._keys import with_key
 from .._types import Model
 from ..data import Batch
 from ..nn._ensemble import members_of
-from ._loop import Recipe
+from ._batches import Recipe
 from ._step import transformed
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ._loop import Part, Recipe
+from ._batches import Part, Recipe
 from ._state import TrainState
 
 

@@ -13,6 +13,7 @@ from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..distributed._layout import Layout
 from ..distributed._mesh import require_mesh
 from ..metrics import Metrics
+from ._batches import Recipe
 from ._callback import Callback, require_callbacks
 from ._checkpoint import Checkpoints, require_checkpoints
 from ._data import require_count, require_data, size_of
@@ -23,7 +24,6 @@ from ._gathered import Gathered, is_mapped
 from ._gradient import mean_grad
 from ._history import History
 from ._logging import Logging, loggers_of
-from ._loop import Recipe
 from ._memory import InMemory
 from ._optimizer import require_optimizer
 from ._order import Order
@@ -86,9 +86,7 @@ def _require(
 ) -> None:
     require_mesh("fit", mesh, shard_parameters)
     private, batch_size = is_private("fit", gradient), counts.get("batch_size")
-    if private and batch_size is None and not is_stream(data):
-        counts["batch_size"] = 1  # the gradient's own is used
-    _require_amounts(data, **counts)
+    _require_amounts(data, own_size=private, **counts)
     if validation is not None:
         require_data("fit", "validation", validation)
     require_metrics("fit", metrics or {})
@@ -115,6 +113,7 @@ def _require_amounts(
     epochs: Any = None,
     steps: Any = None,
     batch_size: Any = None,
+    own_size: bool = False,
     **_: Any,
 ) -> None:
     given = {"epochs": epochs, "steps": steps, "batch_size": batch_size}
@@ -132,6 +131,8 @@ def _require_amounts(
         given = {name: count for name, count in given.items() if count is not None}
     else:
         require_data("fit", "data", data)
+        if own_size and batch_size is None:
+            del given["batch_size"]  # the gradient says how large a batch is
         if given.pop("steps") is not None:
             raise ValueError(
                 "fit: steps= is for streams; with arrays an epoch is one pass: give "

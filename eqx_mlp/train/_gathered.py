@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from ..data import Batch
+from ._batches import Recipe
 from ._feed import Feed, Source
-from ._loop import Recipe
 from ._order import Order
 from ._shuffle import plan_of
 from ._stream import Place, StreamFeed

@@ -4,9 +4,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ._batches import Epoch, Part, Recipe
 from ._data import size_of
 from ._feed import Feed, Source
-from ._loop import Epoch, Part, Recipe
 from ._order import Order
 from ._shuffle import plan_of
 

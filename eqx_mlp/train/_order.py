@@ -9,8 +9,6 @@ from jaxtyping import Int
 class Order(abc.ABC):
     """Which examples each batch of an epoch holds, a function of the epoch's number."""
 
-    # How many examples there are.
-    rows: int
     # How many rows a batch has, padding included.
     width: int
     # How many examples a batch has, or should have in the mean.

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..data import Batch
 from ..distributed._together import together
+from ._batches import OneBatch, Part, Recipe
 from ._even import Even, UnfitBatch
 from ._feed import Feed, Plan, Source, StreamError
-from ._loop import OneBatch, Part, Recipe
 
 # Batches, or a function of the number of updates done that gives those from there on.
 Batches: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]

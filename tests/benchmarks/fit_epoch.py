@@ -82,10 +82,9 @@ def epoch_by_fit(optimizer, x, y, model=None, **extra):
             optimizer=optimizer,
             key=jax.random.key(1),
             epochs=1,
-            batch_size=BATCH,
             transform=data.image_to_vector,
             progress=False,
-            **extra,
+            **{"batch_size": BATCH} | extra,
         )
         return float(result.history["seconds"][0])
 

@@ -8,36 +8,15 @@ and noise are part of the private epoch; accounting comes after it.
 
 import argparse
 
-import jax
 import jax.numpy as jnp
 import optax
 from _measure import interleaved, table
+from fit_epoch import epoch_by_fit
 
-from eqx_mlp import MLP, data, fit, losses
+from eqx_mlp import data
 from eqx_mlp.privacy import DPSGD
 
 BATCH = 256
-
-
-def epoch(x, y, **how):
-    model = MLP(784, 10, (256, 128), key=jax.random.key(0))
-    optimizer = optax.adam(1e-3)
-
-    def run():
-        result = fit(
-            model,
-            (x, y),
-            loss=losses.cross_entropy,
-            optimizer=optimizer,
-            key=jax.random.key(1),
-            epochs=1,
-            transform=data.image_to_vector,
-            progress=False,
-            **how,
-        )
-        return float(result.history["seconds"][0])
-
-    return run
 
 
 def main():
@@ -45,8 +24,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=11)
     args = parser.parse_args()
     x, y = map(jnp.asarray, data.mnist().train)
-    private = {
-        sampling: DPSGD(
+    given = (optax.adam(1e-3), x, y)
+    runs = {"ordinary": epoch_by_fit(*given, batch_size=BATCH)}
+    for sampling in ("poisson", "shuffled"):
+        private = DPSGD(
             l2_clip_norm=1.0,
             noise_multiplier=1.1,
             expected_batch_size=BATCH,
@@ -55,10 +36,9 @@ def main():
             sampling=sampling,
             accountant="rdp",
         )
-        for sampling in ("poisson", "shuffled")
-    }
-    runs = {f"DP-SGD, {name}": epoch(x, y, gradient=g) for name, g in private.items()}
-    runs = {"ordinary": epoch(x, y, batch_size=BATCH)} | runs
+        runs[f"DP-SGD, {sampling}"] = epoch_by_fit(
+            *given, batch_size=BATCH, gradient=private
+        )
     table(interleaved(args.rounds, **runs), "ordinary")
 
 

@@ -21,6 +21,7 @@ from eqx_mlp import (
     fit,
     init_state,
     losses,
+    make_mesh,
     make_step,
     mean_grad,
 )
@@ -245,6 +246,17 @@ class TestFit:
         for a, b in zip(
             jax.tree.leaves(eqx.filter(state.model, eqx.is_array)),
             jax.tree.leaves(eqx.filter(result.model, eqx.is_array)),
+            strict=True,
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("shard_parameters", [False, True])
+    def test_on_a_mesh_it_is_the_run_of_one_device(self, shard_parameters):
+        mesh = make_mesh(fsdp=2) if shard_parameters else make_mesh()
+        spread = run(epochs=1, mesh=mesh, shard_parameters=shard_parameters)
+        for a, b in zip(
+            jax.tree.leaves(eqx.filter(spread.model, eqx.is_array)),
+            jax.tree.leaves(eqx.filter(run(epochs=1).model, eqx.is_array)),
             strict=True,
         ):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -21,7 +21,7 @@ from eqx_mlp import (
     mean_grad,
     retrace_guard,
 )
-from eqx_mlp.train._loop import Epoch, Recipe
+from eqx_mlp.train._batches import Epoch, Recipe
 from eqx_mlp.train._memory import MemoryFeed
 from eqx_mlp.train._progress import Progress
 from eqx_mlp.train._retrace import RetraceGuard

@@ -13,10 +13,10 @@ from jaxtyping import Array, PyTree
 from ...data import Batch
 from ...nn._ensemble import stacked_of
 from ...per_example._loss import split_trainable
+from .._batches import Recipe
 from .._call import Call, Replayed
 from .._callback import Callback
 from .._cause import raise_loss_cause
-from .._loop import Recipe
 from .._state import TrainState, copied
 
 

@@ -13,10 +13,11 @@ from ..._types import Key, Model
 from ...data import Batch
 from ...nn._ensemble import each_member
 from ...per_example import GradientNoise, gradient_noise_scale
+from .._batches import Recipe
 from .._call import Call
 from .._callback import Callback
 from .._data import require_count, require_data, size_of
-from .._loop import Recipe, plain
+from .._loop import plain
 from .._state import TrainState
 from .._step import augmented, transformed
 
@@ -88,7 +89,7 @@ class NoiseScale(Callback):
     def measure(self, state: TrainState) -> dict[str, Any]:
         """The running noise scale, and what it is the ratio of."""
         # No example of a batch has this place: independent of the run's other draws.
-        key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), 2**32 - 2)
+        key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), 2**32 - 3)
         places = jax.random.randint(key, self._shape, 0, size_of(self._data))
         # On the host: of mapped files only these examples are read.
         examples = jax.tree.map(lambda x: x[np.asarray(places)], self._data)
