@@ -249,7 +249,7 @@ def fetched(x: jax.Array) -> np.ndarray:
     if not x.is_fully_addressable and not x.is_fully_replicated:
         assert isinstance(x.sharding, NamedSharding)
         x = _replicate(NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
-    return np.array(x)
+    return np.asarray(x)
 
 
 def filled(batch: Batch, rows: int) -> Batch:

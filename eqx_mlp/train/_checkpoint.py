@@ -11,7 +11,7 @@ from ..distributed._layout import layout_of
 from . import _store
 from ._content import Checkpoint, about_model, content_of, model_of
 from ._data import require_count
-from ._leaves import to_host
+from ._leaves import to_bytes
 from ._lock import locked
 from ._state import TrainState
 
@@ -129,7 +129,7 @@ def save(folder: str | Path, model_or_state: Model | TrainState) -> None:
     step = int(model_or_state.step) if isinstance(model_or_state, TrainState) else 0
     about = about_model(model_of(model_or_state))
     arrays, content = content_of(model_or_state, about=None, score=None, **about)
-    host = to_host(arrays)
+    data = to_bytes(arrays)
 
     def write() -> None:
         with locked(folder):
@@ -139,7 +139,7 @@ def save(folder: str | Path, model_or_state: Model | TrainState) -> None:
                     "it, or give another folder"
                 )
             _store.clean(folder)
-            _store.write(folder, step, host, content)
+            _store.write(folder, step, data, content)
 
     layout_of(model_or_state).by_leader(write)
 

@@ -12,6 +12,7 @@ from ._leaves import (
     Leaf,
     decode,
     encode,
+    from_bytes,
     leaf_of,
     named,
     require_same,
@@ -63,10 +64,19 @@ class Checkpoint:
             ValueError: another structure than that of `like`, or damaged files.
         """
         self.require_fits(like)
-        stored = _store.read_arrays(self.path, self.manifest)
-        arrays = dict(zip(self._leaves, stored, strict=True))
+        arrays = self.arrays()
         tree = with_arrays(like, arrays, _root(like))
         return tree, decode(self.manifest["run"], self._leaves, arrays)
+
+    def arrays(self) -> dict[str, Any]:
+        """All of them by their paths, keys as their data.
+
+        Raises:
+            ValueError: damaged files.
+        """
+        data = _store.read_bytes(self.path, self.manifest)
+        each = from_bytes(data, list(self._leaves.values()))
+        return dict(zip(self._leaves, each, strict=True))
 
     def blank(self) -> Model:
         """The model with the shapes of its arrays, from its constructor's arguments.

@@ -1,5 +1,6 @@
 """Pytrees as named arrays and plain values, and back, with a check in between."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import PyTree, UInt8
 
 from ..distributed._layout import fetched, put_on
 
@@ -119,7 +120,7 @@ def placed_like(x: Any, like: Any) -> Any:
 
 
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray]:
-    """Copies on the host, which stay as they are when the device goes on."""
+    """The arrays on the host, perhaps in memory that the next step will reuse."""
     arrays = [
         jax.random.key_data(x) if isinstance(x, jax.Array) and is_key(x) else x
         for x in arrays
@@ -127,7 +128,29 @@ def to_host(arrays: Sequence[Any]) -> list[np.ndarray]:
     for x in arrays:
         if isinstance(x, jax.Array):
             x.copy_to_host_async()
-    return [fetched(x) if isinstance(x, jax.Array) else np.array(x) for x in arrays]
+    return [fetched(x) if isinstance(x, jax.Array) else np.asarray(x) for x in arrays]
+
+
+def to_bytes(arrays: Sequence[Any]) -> UInt8[np.ndarray, " bytes"]:
+    """The bytes of all arrays in a row, a copy that stays when the device goes on."""
+    parts = [np.ascontiguousarray(x).reshape(-1) for x in to_host(arrays)]
+    return np.concatenate([np.zeros(0, np.uint8), *(x.view(np.uint8) for x in parts)])
+
+
+def from_bytes(
+    data: UInt8[np.ndarray, " bytes"], leaves: Sequence[Leaf]
+) -> list[np.ndarray]:
+    """The arrays again, each a copy of its own."""
+    dtypes = [jnp.dtype(leaf.dtype) for leaf in leaves]
+    sizes = [
+        math.prod(leaf.shape) * dtype.itemsize
+        for leaf, dtype in zip(leaves, dtypes, strict=True)
+    ]
+    parts = np.split(data, np.cumsum(sizes)[:-1]) if leaves else []
+    return [
+        part.copy().view(dtype).reshape(leaf.shape)
+        for part, dtype, leaf in zip(parts, dtypes, leaves, strict=True)
+    ]
 
 
 def require_same(

@@ -18,7 +18,7 @@ from ._callback import Callback
 from ._checkpoint import Checkpoints, best_step, scores_of
 from ._content import Checkpoint, about_model, content_of
 from ._history import History
-from ._leaves import to_host
+from ._leaves import to_bytes, to_host
 from ._lock import locked
 from ._runner import UnderWay
 from ._signals import StopSignals
@@ -224,7 +224,7 @@ class Saver:
             state, run, about=self._told(), score=score, **self._model
         )
         # The next steps reuse the buffers: they are copied now and written meanwhile.
-        host = to_host(arrays)
+        data = to_bytes(arrays)
         self._wait()
         self._scores[step] = score
         latest = sorted(self._scores)[-self._keep :]
@@ -233,7 +233,7 @@ class Saver:
             del self._scores[number]
 
         def write_and_delete() -> None:
-            _store.write(self._folder, step, host, content)
+            _store.write(self._folder, step, data, content)
             for number in old:
                 _store.delete(self._folder, number)
 

@@ -1,30 +1,34 @@
 """Checkpoints as folders of files: written whole or not at all, checked when read.
 
-A checkpoint is `folder/<step>`, with the arrays in Orbax's format in `arrays` and with
-`manifest.json`, which names them, holds everything else, and has the SHA-256 of each
-file and of itself. It is written beside and renamed, and renamed before it is deleted.
+A checkpoint is `folder/<step>`, with the bytes of all arrays in Orbax's format in
+`arrays` (as one array, since each has its price, which the steps would pay) and with
+`manifest.json`, which says where each of them is, holds everything else, and has the
+SHA-256 of each file and of itself. It is written beside and renamed, and renamed before
+it is deleted.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
+from jaxtyping import UInt8
 
 # Raised whenever an older reader could take a checkpoint for something it is not.
-FORMAT = 1
+FORMAT = 2
 
 _WRITING = ".writing"
 _DELETING = ".deleting"
 
 
 def write(
-    folder: Path, step: int, arrays: Sequence[np.ndarray], content: dict[str, Any]
+    folder: Path,
+    step: int,
+    data: UInt8[np.ndarray, " bytes"],
+    content: dict[str, Any],
 ) -> None:
     """Write a checkpoint: afterwards it is there and whole, at any moment before not.
 
@@ -33,10 +37,8 @@ def write(
     beside = folder / _WRITING
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    # Orbax refuses arrays without elements; their shape says all about them.
-    stored = {_place(i): x for i, x in enumerate(arrays) if x.size}
-    if stored:
-        _orbax().save((beside / "arrays").absolute(), stored)
+    if data.size:  # Orbax refuses arrays without elements
+        _orbax().save((beside / "arrays").absolute(), {"bytes": data})
     files = sorted(path for path in beside.rglob("*") if path.is_file())
     content = {"format": FORMAT, "step": step} | content
     content["files"] = {
@@ -75,8 +77,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_arrays(path: Path, content: dict[str, Any]) -> list[np.ndarray]:
-    """The arrays of a checkpoint, after the sum of each file was checked.
+def read_bytes(path: Path, content: dict[str, Any]) -> UInt8[np.ndarray, " bytes"]:
+    """The bytes of a checkpoint's arrays, after the sum of each file was checked.
 
     Raises:
         ValueError: a file that is damaged or gone.
@@ -88,16 +90,9 @@ def read_arrays(path: Path, content: dict[str, Any]) -> list[np.ndarray]:
             raise _damaged(path, name, str(error)) from error
         if found != expected:
             raise _damaged(path, name, f"SHA-256 {found}, expected {expected}")
-    shapes = [tuple(leaf["shape"]) for leaf in content["leaves"]]
-    stored: dict[str, Any] = {}
-    if any(0 not in shape for shape in shapes):
-        stored = _orbax().restore((path / "arrays").absolute())
-    return [
-        np.asarray(stored[_place(i)])
-        if 0 not in shape
-        else np.zeros(shape, jnp.dtype(content["leaves"][i]["dtype"]))
-        for i, shape in enumerate(shapes)
-    ]
+    if not (path / "arrays").exists():
+        return np.zeros(0, np.uint8)
+    return np.asarray(_orbax().restore((path / "arrays").absolute())["bytes"])
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
@@ -150,10 +145,6 @@ def _orbax() -> Any:
         ),
         multiprocessing_options=alone,
     )
-
-
-def _place(i: int) -> str:
-    return f"{i:05d}"
 
 
 def _path(folder: Path, step: int) -> Path:

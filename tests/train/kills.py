@@ -36,12 +36,10 @@ def latest(folder):
 def end_of(folder):
     """All that the last checkpoint holds but times, by name, as bytes."""
     checkpoint = _content.Checkpoint(_store.checkpoints_in(folder)[latest(folder)])
-    manifest = checkpoint.manifest
-    arrays = _store.read_arrays(checkpoint.path, manifest)
     return {
-        leaf["path"]: (x.shape, x.dtype, x.tobytes())
-        for leaf, x in zip(manifest["leaves"], arrays, strict=True)
-        if "seconds" not in leaf["path"]
+        path: (x.shape, x.dtype, x.tobytes())
+        for path, x in checkpoint.arrays().items()
+        if "seconds" not in path
     }
 
 

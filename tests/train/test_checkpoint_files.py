@@ -270,7 +270,7 @@ class TestDamageIsRefused:
         content = json.loads((path / "manifest.json").read_text())
         (path / "manifest.json").write_text(json.dumps(content | {"format": 0}))
         for read in (load, run):
-            with pytest.raises(ValueError, match="format version 0, expected 1"):
+            with pytest.raises(ValueError, match="format version 0, expected 2"):
                 read(copy)
 
     def test_a_manifest_that_names_another_class(self, copy):
