@@ -77,7 +77,7 @@ def explain(
         trainable: which leaves count, as in `per_example_value_and_grad`.
 
     Returns:
-        `f(model, *batch, key=None) -> Explanation`, which prints as a table: each
+        `f(model, *batch, key=None) -> Explanation`, which prints as a table of each
         parameter, the rule chosen, its cost, and where it meets the example. Rules are
         `|a||d|`, `Gram` and `formed` for products and tables, `direct` for what adds
         or scales, `pulled back` for a parameter that is changed before it is used,

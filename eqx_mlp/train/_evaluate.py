@@ -54,7 +54,7 @@ def evaluate(
         mesh: the devices that share each batch, as in `fit`.
 
     Returns:
-        name to value: a float, or a NumPy array where a metric has a shape. Of an
+        values by name, each a float, or a NumPy array where a metric has a shape. Of an
         `nn.Ensemble` one value for each member, along the first axis.
 
     Raises:

@@ -81,7 +81,8 @@ def to_flax(model: Model, *, modules: Sequence[str] | None = None) -> dict[Any, 
             that follow each other; and the model's own names otherwise.
 
     Returns:
-        for linen `{"params": ...}` takes it, for NNX `nnx.update(module, ...)`.
+        a dictionary of dictionaries. Linen takes it as the entry "params" of its
+        variables, NNX by `nnx.update(module, ...)`.
 
     Raises:
         ValueError: `modules` does not name each module.
