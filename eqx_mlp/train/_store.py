@@ -38,7 +38,10 @@ def write(
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     if data.size:  # Orbax refuses arrays without elements
-        _orbax().save((beside / "arrays").absolute(), {"bytes": data})
+        ocp, handler = _orbax()
+        arrays = (beside / "arrays").absolute()
+        arrays.mkdir()
+        handler.save(arrays, args=ocp.args.PyTreeSave({"bytes": data}))
     files = sorted(path for path in beside.rglob("*") if path.is_file())
     content = {"format": FORMAT, "step": step} | content
     content["files"] = {
@@ -92,7 +95,9 @@ def read_bytes(path: Path, content: dict[str, Any]) -> UInt8[np.ndarray, " bytes
             raise _damaged(path, name, f"SHA-256 {found}, expected {expected}")
     if not (path / "arrays").exists():
         return np.zeros(0, np.uint8)
-    return np.asarray(_orbax().restore((path / "arrays").absolute())["bytes"])
+    ocp, handler = _orbax()
+    arrays = (path / "arrays").absolute()
+    return np.asarray(handler.restore(arrays, args=ocp.args.PyTreeRestore())["bytes"])
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
@@ -126,7 +131,7 @@ def require_orbax() -> None:
         ) from error
 
 
-def _orbax() -> Any:
+def _orbax() -> tuple[Any, Any]:
     import jax
     import orbax.checkpoint as ocp
 
@@ -135,14 +140,14 @@ def _orbax() -> Any:
     alone = ocp.options.MultiprocessingOptions(
         primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"of{own}"
     )
-    # Weights hardly shrink, and compressing them takes time from the steps.
-    return ocp.Checkpointer(
-        ocp.PyTreeCheckpointHandler(
-            use_ocdbt=True,
-            use_zarr3=True,
-            use_compression=False,
-            multiprocessing_options=alone,
-        ),
+    # The fewest files and threads: the steps need the cores. A handler without its
+    # Checkpointer, which would write beside and rename a second time; plain Zarr, since
+    # OCDBT, made for many small arrays, is merged by further work; no compression,
+    # since weights hardly shrink.
+    return ocp, ocp.PyTreeCheckpointHandler(
+        use_ocdbt=False,
+        use_zarr3=True,
+        use_compression=False,
         multiprocessing_options=alone,
     )
 

@@ -1,4 +1,5 @@
-"""What checkpoints cost: an MNIST epoch with one after each, and reading one back.
+"""What lasting costs: an MNIST epoch with a checkpoint after it and a log of each 50th
+step, and reading the checkpoint back.
 
 python tests/benchmarks/checkpoint.py
 """
@@ -50,6 +51,7 @@ def main():
                 transform=data.image_to_vector,
                 callbacks=[clock],
                 checkpoint=Checkpoints(folder) if checkpointed else None,
+                logger=f"{folder}/log.jsonl" if checkpointed else None,
                 progress=False,
             )
             if checkpointed:
@@ -67,7 +69,7 @@ def main():
         args.rounds,
         **{
             "an epoch": lambda: epoch(False),
-            "with a checkpoint": lambda: epoch(True),
+            "with a checkpoint and a log": lambda: epoch(True),
         },
     )
     table(seconds, "an epoch")
