@@ -128,6 +128,9 @@ def plot(path, histories):
         by_epsilon.plot(history["epsilon"], accuracy, label=label)
     by_epoch.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(80, 100))
     by_epsilon.set(xlabel="epsilon spent, at delta 1e-5", xscale="log")
+    marks = [0.1, 0.2, 0.5, 1, 2, 5, 10]
+    by_epsilon.set_xticks(marks, [f"{mark:g}" for mark in marks])
+    by_epsilon.minorticks_off()
     for axes in (by_epoch, by_epsilon):
         axes.grid(alpha=0.2)
         axes.legend(loc="lower right")

@@ -92,7 +92,7 @@ def row(name, runs, ours, exact, our_exact):
         f"{statistics.mean(right):.2f} % ({min(right):.2f} to {max(right):.2f})",
         f"{1e3 * np.median(later):.0f} ms ({1e3 * later.min():.0f} to "
         f"{1e3 * later.max():.0f})",
-        f"{statistics.median(once):.1f} s",
+        f"{round(statistics.median(once), 1) + 0.0} s",
         str(lines_of_code(name)),
         f"{apart:.0e}" if name != OURS else "",
         f"{np.abs(exact - our_exact).max():.0e}" if name != OURS else "",
