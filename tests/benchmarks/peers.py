@@ -119,8 +119,9 @@ def main():
             runs[name].append(afresh(trained, name, seed, args.epochs))
     exact = {name: afresh(curve, name, 0) for name in names}
     print(
-        f"{args.epochs} epochs, seeds 0 to {args.seeds - 1}; medians, and the lowest "
-        f"and highest. The loss's largest distance to {OURS}'s in {CURVE} steps.\n\n"
+        f"{args.epochs} epochs, seeds 0 to {args.seeds - 1}: mean accuracy, median "
+        f"times, the lowest and highest. The loss's largest distance to {OURS}'s in "
+        f"{CURVE} steps.\n\n"
         "| program | test accuracy | an epoch | the first one, more | lines of code | "
         "apart, float32 | apart, float64 |\n"
         "| --- | --- | --- | --- | --- | --- | --- |"
