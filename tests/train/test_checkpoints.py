@@ -153,6 +153,13 @@ class TestExactResume:
 
 
 class TestStopping:
+    @pytest.fixture(autouse=True)
+    def not_ignored(self):
+        # A shell starts what runs in the background with Ctrl-C ignored.
+        earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+        signal.signal(signal.SIGINT, earlier)
+
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("call", [1, 2, 6, 9])
     def test_a_signal_ends_the_call_and_writes(
