@@ -94,9 +94,8 @@ def _require(
     require_callbacks(callbacks)
     require_checkpoints(checkpoint)
     if private:
-        require_private_use(
-            gradient, model_or_state, data, batch_size, callbacks, checkpoint
-        )
+        given = (model_or_state, data, batch_size, callbacks, checkpoint, metrics)
+        require_private_use(gradient, *given)
     loggers_of(logger)
     require_count("fit", log_every=log_every)
     if not isinstance(model_or_state, TrainState):

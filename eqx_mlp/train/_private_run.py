@@ -33,6 +33,7 @@ def require_private_use(
     batch_size: Any,
     callbacks: Sequence[Callback],
     checkpoint: Any,
+    metrics: Mapping[str, Any] | None,
 ) -> None:
     """Raise a ValueError where a run would not keep what the gradient promises."""
     if is_stream(data):
@@ -60,7 +61,8 @@ def require_private_use(
     }
     for owner, names in watched.items():
         for name in names:
-            if not name.startswith(VALIDATED):
+            # A metric of the training examples may be called anything.
+            if name in (metrics or {}) or not name.startswith(VALIDATED):
                 raise ValueError(
                     f"fit: {owner} would choose by {name!r}, which is measured on the "
                     "training examples without noise: choose by a value of validation "

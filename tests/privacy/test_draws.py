@@ -21,6 +21,7 @@ from eqx_mlp import (
     init_state,
     losses,
     make_step,
+    metrics,
     with_ema,
 )
 from eqx_mlp.privacy import DPSGD, Poisson, _poisson
@@ -228,6 +229,14 @@ class TestFit:
             ({"callbacks": [EarlyStopping("accuracy", patience=1)]}, "without noise"),
             ({"callbacks": [EarlyStopping("ema_loss", patience=1)]}, "without noise"),
             ({"checkpoint": Checkpoints("x", best="accuracy")}, "without noise"),
+            # A metric of the training examples by another name.
+            (
+                {
+                    "metrics": {"val_right": metrics.accuracy},
+                    "callbacks": [EarlyStopping("val_right", patience=1)],
+                },
+                "choose by 'val_right', which is measured on the training examples",
+            ),
         ],
     )
     def test_what_breaks_the_guarantee_is_refused(self, changed, message):
