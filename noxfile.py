@@ -147,5 +147,5 @@ def peers(session):
         tests = ["tests/interop", "tests/test_display.py", "tests/test_docs.py"]
         tests += ["tests/examples/test_frameworks.py"]
         session.run("pytest", *tests)
-    for name in session.posargs or ["peers", "clipped_peers"]:
+    for name in session.posargs or ["peers", "clipped_peers", "private_peers"]:
         session.run("python", f"tests/benchmarks/{name}.py")
