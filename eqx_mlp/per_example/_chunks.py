@@ -37,12 +37,10 @@ def scan_chunks(
     `counts` says which rows count, or is None where all do. The last chunk is filled
     up with copies of the first rows, which do not count, and `f` must give them no
     effect on the carry. Results come back in order and without the filling. With `skip`
-    a chunk in which nothing counts is not computed; its results are zeros. Where rows
-    are spread over `devices`, which divide their number, each chunk has as many rows of
-    each device.
+    chunks after the first are not computed where nothing in them counts; their results
+    are zeros. Where rows are spread over `devices`, which divide their number, each
+    chunk has as many rows of each device.
     """
-    if skip and counts is not None:
-        f = _skipping(f)
     n = jax.tree.leaves(rows)[0].shape[0]
     if chunk_size is None or chunk_size >= n:
         return f(carry, (rows, counts))
@@ -66,17 +64,26 @@ def scan_chunks(
 
     rows = jax.tree.map(lambda x: cut(x, lambda copies: copies), rows)
     counts = jax.tree.map(lambda x: cut(x, jnp.zeros_like), counts)
-    carry, out = jax.lax.scan(f, carry, (rows, counts))
+    every = lambda: jax.lax.scan(f, carry, (rows, counts))
+    if skip and counts is not None:
+        carry, out = _first_or(every, f, carry, (rows, counts))
+    else:
+        carry, out = every()
     return carry, jax.tree.map(joined, out)
 
 
-def _skipping(f: Callable[[Carry, Any], tuple[Carry, Any]]) -> Callable[..., Any]:
-    compiled = jax.jit(f)  # traced once for both the shapes and the branch
+def _first_or(
+    every: Callable[[], tuple[Carry, Any]],
+    f: Callable[[Carry, Any], tuple[Carry, Any]],
+    carry: Carry,
+    chunks: tuple,
+) -> tuple[Carry, Any]:
+    """The first chunk alone where nothing counts in the others: no adding up."""
 
-    def g(carry: Carry, chunk: tuple) -> tuple[Carry, Any]:
-        out = jax.eval_shape(compiled, carry, chunk)[1]
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), out)
-        skipped = lambda carry, _: (carry, zeros)
-        return jax.lax.cond(jnp.any(chunk[1]), compiled, skipped, carry, chunk)
+    def first() -> tuple[Carry, Any]:
+        new, out = f(carry, jax.tree.map(lambda x: x[0], chunks))
+        more = chunks[1].shape[0] - 1
+        rest = lambda x: jnp.zeros((more, *x.shape), x.dtype)
+        return new, jax.tree.map(lambda x: jnp.concatenate([x[None], rest(x)]), out)
 
-    return g
+    return jax.lax.cond(jnp.any(chunks[1][1:]), every, first)

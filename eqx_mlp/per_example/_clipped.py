@@ -1,5 +1,6 @@
 """Sums of clipped per-example gradients."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from ._chunks import require_chunk_size
 from ._group import groups, require_clipping
 from ._loss import raise_cause, split_trainable, value_of_params
 from ._mesh import over_mesh
-from ._method import ROUTES, require_method
+from ._method import ROUTES, require_method, unrounded
 from ._norm import clip_factors
 from ._sums import sums_by_norm
 from ._vmap import examples_of
@@ -110,11 +111,12 @@ def clipped_sums(
     trainable: Trainable,
     chunk_size: int | None,
     devices: int = 1,
-    skip: bool = False,
+    private: bool = False,
 ) -> Callable[..., tuple[PyTree, PyTree, ExampleStats]]:
     """`f(...) -> (sums, params, stats)`, with sums in float32 or wider.
 
-    With `skip` a chunk of padding alone takes no time.
+    `private` says that one example must not change them by more than its norm allows,
+    and that what counts comes first: chunks of padding alone then take no time.
     """
     require_chunk_size(chunk_size)
     require_method(method)
@@ -128,9 +130,8 @@ def clipped_sums(
         params, rest = split_trainable(model, trainable)
         clip_norms, group_of = groups(l2_clip_norm, params)
         examples = examples_of(batch, key, weight)
-        route = ROUTES[method](
-            value_of_params(loss, rest, has_aux), params, examples.rows
-        )
+        route_of = functools.partial(unrounded, method) if private else ROUTES[method]
+        route = route_of(value_of_params(loss, rest, has_aux), params, examples.rows)
 
         def factor_of(norm: PerExample, group: int) -> PerExample:
             # Divided here, not in the result: the batch is smaller than the parameters.
@@ -144,7 +145,7 @@ def clipped_sums(
             factor_of,
             group_of=group_of,
             chunk_size=chunk_size,
-            skip=skip,
+            skip=private,
             devices=devices,
         )
         raise_cause(loss, model, batch, key, value)

@@ -45,6 +45,11 @@ class Gradients(abc.ABC):
 class Route(abc.ABC):
     """From rows of examples to their gradients, and from sums to the result."""
 
+    @property
+    def rounds_sums(self) -> bool:
+        """Whether `finish` may round sums to less than float32."""
+        return False
+
     @abc.abstractmethod
     def backward(self, rows: Any) -> tuple[PerExample, Any, Gradients]:
         """Loss, auxiliary output and gradient of each row."""

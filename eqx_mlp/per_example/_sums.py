@@ -30,8 +30,8 @@ def sums_by_norm(
 
     `factor_of(norm, group)` gives the factors of a group of parameters from its norms;
     `group_of` says which group each parameter is in. With `silence` an example whose
-    gradient is not finite adds nothing; without, 0 * NaN stays NaN. With `skip` a chunk
-    of padding alone takes no time.
+    gradient is not finite adds nothing; without, 0 * NaN stays NaN. With `skip`
+    chunks of padding alone take no time, if they come last.
     """
 
     def add_chunk(sums: PyTree, chunk: tuple) -> tuple[PyTree, tuple]:

@@ -78,7 +78,8 @@ class DPSGD(PrivateGradient):
         delta: the delta for which epsilon is given, usually below 1 / `dataset_size`.
         sampling: "poisson", or by name "shuffled".
         accountant: "pld" or "rdp", as in `privacy.epsilon`.
-        method: as in `clipped_grad`.
+        method: as in `clipped_grad`; where "auto" would round a sum to less than
+            float32 before the noise, it forms gradients.
         chunk_size: how many examples are worked on at once. None: a few more than the
             expected batch size, so that most draws take one chunk.
 
@@ -195,7 +196,7 @@ class DPSGD(PrivateGradient):
             has_aux=False,
             trainable=trainable,
             chunk_size=chunk_size,
-            skip=True,
+            private=True,
         )
         deviation = self.noise_multiplier * self.l2_clip_norm / mean
         # Other settings never add the same noise to another gradient.
@@ -224,6 +225,7 @@ class DPSGD(PrivateGradient):
 def normal(key: Any, tree: PyTree) -> PyTree:
     """Standard normal numbers in the shapes and dtypes of `tree`.
 
+    Of a complex number each part is standard normal: norms are over both parts.
     Drawn by JAX: the noise of optax and of jax_privacy is, too, but theirs comes with a
     state that holds a key, where a step of ours is a function of its number.
     """
@@ -234,4 +236,6 @@ def normal(key: Any, tree: PyTree) -> PyTree:
             jax.random.normal(jax.random.fold_in(key, i), x.shape, x.dtype)
             for i, x in enumerate(leaves)
         ]
+    # JAX gives a complex number the variance 1, a half to each part.
+    drawn = [z * math.sqrt(2) if jnp.iscomplexobj(z) else z for z in drawn]
     return jax.tree.unflatten(structure, drawn)

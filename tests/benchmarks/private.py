@@ -2,8 +2,8 @@
 
     python tests/benchmarks/private.py
 
-784-256-128-10, Adam, an expected batch of 256. Sampling
-and noise are part of the private epoch; accounting comes after it.
+784-256-128-10, Adam, an expected batch of 256. Noise is part of
+the private epoch; its draws on the host, some 4 ms, and accounting are not.
 """
 
 import argparse

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqx_mlp import mixed_precision
+from eqx_mlp.per_example._clipped import clipped_sums
 from eqx_mlp.privacy import DPSGD
 
 PRIVATE = DPSGD(
@@ -110,3 +112,50 @@ def test_a_chunk_counts_wherever_in_it_an_example_does():
         # By hand: 0.04 + 0.07 + 0.10, over 6.
         np.testing.assert_allclose(got - noise, 0.21 / 6, rtol=1e-4)
         np.testing.assert_allclose(stats.grad_norm, x * weight, rtol=1e-6)
+
+
+def test_noise_on_complex_parameters_has_its_deviation_in_each_part():
+    n = 100_000
+    loss = lambda w, x: 0 * jnp.sum(w.real) * x
+    grads, _ = PRIVATE(loss)(jnp.zeros(n, jnp.complex64), jnp.ones(2), key=KEY)
+    for part in (grads.real, grads.imag):
+        z = np.asarray(part, np.float64) / (1.5 * 0.5 / 6)
+        assert abs(np.sum(z**2) - n) < 4 * np.sqrt(2 * n)
+
+
+def weight_norm(w, x):
+    return jnp.sum(w / jnp.sqrt(jnp.sum(w * w)) * x)
+
+
+@pytest.mark.parametrize(
+    ("loss", "dtype"),
+    [
+        (mixed_precision(weight_norm), jnp.float32),
+        (lambda w, x: jnp.sum(w.astype(jnp.float32)) * x[0], jnp.bfloat16),
+    ],
+)
+def test_one_example_moves_the_sum_by_no_more_than_the_clipping_norm(loss, dtype):
+    # Before noise and before the parameters' own dtype. Sums rounded to bfloat16 on
+    # their way would move by whole steps of it.
+    sums_of = jax.jit(
+        clipped_sums(
+            loss,
+            l2_clip_norm=1.0,
+            normalize_by=1.0,
+            method="auto",
+            has_aux=False,
+            trainable=None,
+            chunk_size=None,
+            private=True,
+        )
+    )
+    rng = np.random.default_rng(0)
+    w = jnp.asarray(rng.normal(size=64), dtype)
+    x = jnp.asarray(rng.normal(size=(4096, 64)) * 20 + 20, jnp.float32)
+    for rows in (255, 511, 1023, 2047, 2050, 4001):
+        first = jnp.zeros(4096).at[:rows].set(1)
+        a, b = (
+            np.asarray(sums_of(w, x, weight=weight)[0], np.float64)
+            for weight in (first, first.at[rows].set(1))
+        )
+        assert np.linalg.norm(a - b) <= 1.001

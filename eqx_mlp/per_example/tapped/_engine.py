@@ -48,6 +48,15 @@ class Engine(Route):
             )
         )
 
+    @property
+    def rounds_sums(self) -> bool:
+        """Whether a sum is taken back by a VJP in a dtype that would round it.
+
+        One example among thousands could then change it by more than its own share.
+        """
+        made = any(v not in self.prefix.renamings for v in self.frontier)
+        return made and any(sum_dtype(v.dtype) != v.dtype for v in self.prefix.sources)
+
     @functools.cached_property
     def components(self) -> list[tuple[tuple[Value, ...], tuple[Value, ...]]]:
         """Parameters and values that hang together, each parameter in one of them."""
