@@ -1,6 +1,5 @@
 """Sums of clipped per-example gradients."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from ._chunks import require_chunk_size
 from ._group import groups, require_clipping
 from ._loss import raise_cause, split_trainable, value_of_params
 from ._mesh import over_mesh
-from ._method import ROUTES, require_method, unrounded
+from ._method import ROUTES, require_method
 from ._norm import clip_factors
 from ._sums import sums_by_norm
 from ._vmap import examples_of
@@ -130,8 +129,10 @@ def clipped_sums(
         params, rest = split_trainable(model, trainable)
         clip_norms, group_of = groups(l2_clip_norm, params)
         examples = examples_of(batch, key, weight)
-        route_of = functools.partial(unrounded, method) if private else ROUTES[method]
-        route = route_of(value_of_params(loss, rest, has_aux), params, examples.rows)
+        given = value_of_params(loss, rest, has_aux), params, examples.rows
+        route = ROUTES[method](*given)
+        if private and route.rounds_sums:
+            route = ROUTES["vmap"](*given)
 
         def factor_of(norm: PerExample, group: int) -> PerExample:
             # Divided here, not in the result: the batch is smaller than the parameters.

@@ -1,10 +1,8 @@
 """The routes by their names, and what they have in common."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
 from .._dtypes import promote
 from .._types import PerExample
@@ -20,14 +18,6 @@ def require_method(method: str) -> None:
     """Raise a ValueError unless `method` is a route that exists."""
     if method not in ROUTES:
         raise ValueError(f"method must be one of {tuple(ROUTES)}, got {method!r}")
-
-
-def unrounded(
-    method: str, f: Callable[..., tuple[Any, Any]], params: PyTree, rows: Any
-) -> Route:
-    """A route whose sums are never rounded to less than float32."""
-    route = ROUTES[method](f, params, rows)
-    return vmap_of_grad(f, params, rows) if route.rounds_sums else route
 
 
 def total_norm(norms: list[PerExample | None], like: PerExample) -> PerExample:

@@ -12,7 +12,6 @@ from ._ema import with_ema as with_ema
 from ._evaluate import evaluate as evaluate
 from ._evaluate import predict as predict
 from ._feed import StreamError as StreamError
-from ._fit import FitResult as FitResult
 from ._fit import fit as fit
 from ._gradient import mean_grad as mean_grad
 from ._loss_scale import with_loss_scale as with_loss_scale
@@ -23,6 +22,7 @@ from ._rate_range import learning_rate_range as learning_rate_range
 from ._recommend import Reason as Reason
 from ._recommend import Recommendation as Recommendation
 from ._recommend import recommend_optimizer as recommend_optimizer
+from ._result import FitResult as FitResult
 from ._retrace import RetraceWarning as RetraceWarning
 from ._retrace import retrace_guard as retrace_guard
 from ._state import TrainState as TrainState

@@ -1,13 +1,11 @@
 """Training: one call for a whole run."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
 from .._checked import checked
-from .._display import mimebundle
 from .._keys import require_key
 from .._types import Key, Loss, Model, Optimizer, Trainable
 from ..distributed._layout import Layout
@@ -29,6 +27,7 @@ from ._optimizer import require_optimizer
 from ._order import Order
 from ._private import PrivateGradient, is_private
 from ._private_run import Account, require_private_use
+from ._result import FitResult
 from ._retrace import RetraceGuard
 from ._run import run_epochs
 from ._saver import Saver
@@ -36,35 +35,6 @@ from ._shuffle import Shuffle
 from ._state import TrainState, copied, init_state, require_same_optimizer
 from ._step import Augment, Transform
 from ._stream import Batches, Stream, is_function, is_stream
-
-
-class FitResult(NamedTuple):
-    """What `fit` gives back: the last state, and how it came about.
-
-    `history` maps names to NumPy arrays: "loss" and each metric, one value an epoch,
-    with "val_" before them for the validation data, and "ema_val_" for those of the
-    averaged weights of `with_ema`; "seconds", one an epoch, without compilation and
-    validation; "step_loss", one a step; "compile_seconds", one number.
-    """
-
-    state: TrainState
-    history: dict[str, np.ndarray]
-
-    @property
-    def model(self) -> Model:
-        """The trained model."""
-        return self.state.model
-
-    def __repr__(self) -> str:
-        epochs = len(self.history.get("seconds", ()))
-        last = [
-            f", {name}={column[-1]:.4g}"
-            for name, column in self.history.items()
-            if column.shape == (epochs,) and epochs and name != "step_loss"
-        ]
-        return f"FitResult({self.state!r}, epochs={epochs}{''.join(last)})"
-
-    _repr_mimebundle_ = mimebundle
 
 
 def _require(
@@ -94,8 +64,15 @@ def _require(
     require_callbacks(callbacks)
     require_checkpoints(checkpoint)
     if private:
-        given = (model_or_state, data, batch_size, callbacks, checkpoint, metrics)
-        require_private_use(gradient, *given)
+        require_private_use(
+            gradient,
+            model_or_state,
+            data,
+            batch_size,
+            callbacks,
+            checkpoint,
+            metrics,
+        )
     loggers_of(logger)
     require_count("fit", log_every=log_every)
     if not isinstance(model_or_state, TrainState):
