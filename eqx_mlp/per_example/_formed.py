@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from .._types import PerExample
-from ._norm import careful_norms, sum_dtype, weighted_sum
-from ._products import added_up, products_of_rows, scaled, sum_of_squares
+from ._norm import row_norms, scaled, sum_dtype, weighted_sum
+from ._products import added_up, products_of_rows, sum_of_squares
 from ._route import Gradients, Route
 
 
@@ -60,7 +60,7 @@ class FormedGradients(Gradients):
 
     def norms(self, then_sum: bool) -> list[PerExample | None]:
         """From the entries."""
-        return list(careful_norms(self.leaves))
+        return [*row_norms(self.leaves)]
 
     def weighted_sums(
         self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any

@@ -1,6 +1,6 @@
 """The routes by their names, and what they have in common."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
@@ -20,7 +20,7 @@ def require_method(method: str) -> None:
         raise ValueError(f"method must be one of {tuple(ROUTES)}, got {method!r}")
 
 
-def total_norm(norms: list[PerExample | None], like: PerExample) -> PerExample:
+def total_norm(norms: Sequence[PerExample | None], like: PerExample) -> PerExample:
     """The norm over several parameters; zeros where none of them is used."""
     used = [norm for norm in norms if norm is not None]
     if not used:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact
+from jaxtyping import Array, Bool, Float, Inexact
 
 from .._dtypes import promote, wide
 from .._known import is_known
@@ -13,30 +13,8 @@ from .._types import PerExample
 from ._batch import rows_like
 
 
-def careful_norms(
-    arrays: list[Inexact[Array, "batch ..."]],
-) -> Float[Array, "array batch"]:
-    """The norm of each row of each array, in float32 or wider.
-
-    Rows are divided by their largest magnitude before squaring, so float16 rows of norm
-    500 and float32 rows of norm 1e-25 come out right. A row with a NaN has norm NaN,
-    one with an infinity has norm infinity.
-    """
-    dtype = promote(*(wide(x.dtype) for x in arrays))
-
-    def norms(x: Array) -> PerExample:
-        x = _real(x).astype(dtype)
-        largest = jnp.max(jnp.abs(x), axis=_own_axes(x), initial=0)
-        usable = jnp.isfinite(largest) & (largest > 0)
-        scale = jnp.where(usable, largest, 1)
-        root = jnp.sqrt(_squares(x / rows_like(scale, x)))
-        return jnp.where(usable, scale * root, largest)
-
-    return jnp.stack([norms(x) for x in arrays])
-
-
 def joint_norm(parts: list[PerExample]) -> PerExample:
-    """The norm of what has these norms, as careful as `careful_norms`.
+    """The norm of what has these norms, as careful as `row_norms`.
 
     Entry by entry, which compiles to one loop over the batch.
     """
@@ -48,40 +26,60 @@ def joint_norm(parts: list[PerExample]) -> PerExample:
 
 
 @jax.custom_jvp
-def each_row_norms(
-    arrays: list[Inexact[Array, "batch ..."]],
-) -> Float[Array, "array batch"]:
-    """The same at the price of one pass over each array.
+def row_norms(arrays: list[Inexact[Array, "batch ..."]]) -> list[PerExample]:
+    """The norm of each row of each array, in float32 or wider, by one pass over each.
 
-    Squares are taken as they are and kept where none of them, for no row of any array,
-    came near the ends of the range; otherwise all is done again with care.
+    Where some row's sum of squares is near an end of the range, all are taken again and
+    such rows times a power of two: float16 rows of norm 500 and float32 rows of norm
+    1e-25 come out right. A row with a NaN has norm NaN, with an infinity infinity.
     """
     dtype = promote(*(wide(x.dtype) for x in arrays))
-    squares = jnp.stack([_squares(_real(x).astype(dtype)) for x in arrays])
-    limits = jnp.finfo(dtype)
-    # What n squares lose by underflow, n * tiny, is then below the rounding of the sum.
+    arrays = [_real(x).astype(dtype) for x in arrays]
+    squares = [_squares(x) for x in arrays]
     size = max(x.size // max(x.shape[0], 1) for x in arrays)
-    low, high = size * limits.tiny / limits.eps, limits.max / 4
-    safe = jnp.all((squares >= low) & (squares <= high))
+    scales = [_into_range(s, size) for s in squares]
+    marks = (jnp.where(c == 1, 0, jnp.full_like(c, jnp.inf)) for c in scales)
+    safe = all_finite(functools.reduce(jnp.maximum, marks))
+    again = lambda: [
+        _squares(x * rows_like(c, x)) for x, c in zip(arrays, scales, strict=True)
+    ]
     if is_known(safe):
-        return jnp.sqrt(squares) if safe else careful_norms(arrays)
-    return jax.lax.cond(safe, lambda: jnp.sqrt(squares), lambda: careful_norms(arrays))
+        squares = squares if safe else again()
+    else:
+        squares = jax.lax.cond(safe, lambda: squares, again)
+    return [jnp.sqrt(s) / c for s, c in zip(squares, scales, strict=True)]
 
 
-@each_row_norms.defjvp
+def all_finite(x: Float[Array, " n"]) -> Bool[Array, ""]:
+    """Whether no entry of `x`, none below 0, is NaN or infinite."""
+    return jnp.isfinite(jnp.max(x, initial=0))
+
+
+def _into_range(squares: PerExample, size: int) -> PerExample:
+    """What moves rows of so many entries from an end of the range to its middle.
+
+    A power of two, which rounds nothing; 1 for rows that need not be moved.
+    """
+    limits = jnp.finfo(squares.dtype)
+    # What n squares lose by underflow, n * tiny, is then below the rounding of the sum.
+    low, high = size * limits.tiny / limits.eps, limits.max / 4
+    up, down = 2.0 ** (limits.maxexp * 3 // 4), 2.0 ** -(limits.maxexp * 5 // 8)
+    scale = jnp.where(squares < low, up, jnp.ones_like(squares))
+    return jnp.where(squares > high, down, scale)
+
+
+@row_norms.defjvp
 def _move_of_norms(primals: tuple, tangents: tuple) -> tuple:
     # d|x| = x . dx / |x|, and 0 at a zero row, where there is no derivative.
     (arrays,), (moves,) = primals, tangents
-    norms = each_row_norms(arrays)
+    norms = row_norms(arrays)
 
     def move(x: Array, dx: Array, norm: PerExample) -> PerExample:
         x, dx = _real(x).astype(norm.dtype), _real(dx).astype(norm.dtype)
         unit = x / rows_like(jnp.where(norm == 0, 1, norm), x)
         return jnp.sum(unit * dx, axis=_own_axes(x))
 
-    return norms, jnp.stack(
-        [move(*row) for row in zip(arrays, moves, norms, strict=True)]
-    )
+    return norms, [move(*row) for row in zip(arrays, moves, norms, strict=True)]
 
 
 def _squares(x: Float[Array, "batch ..."]) -> PerExample:
@@ -115,13 +113,17 @@ def sum_dtype(dtype: Any) -> Any:
     return promote(dtype, wide(dtype))
 
 
-def weighted_sum(
-    factor: PerExample, rows: Inexact[Array, "batch ..."], silence: bool
-) -> Inexact[Array, "..."]:
-    """sum_b factor_b * rows_b, where with `silence` a factor of 0 silences a NaN."""
+def scaled(
+    factor: PerExample, rows: Inexact[Array, "batch ..."], silence: bool = False
+) -> Inexact[Array, "batch ..."]:
+    """factor_b rows_b in the dtype of sums; with `silence` 0 * NaN is 0."""
     dtype = sum_dtype(rows.dtype)
-    if silence:
-        rows = jnp.where(rows_like(factor != 0, rows), rows, jnp.zeros_like(rows))
-    return jnp.tensordot(
-        factor.astype(dtype), rows.astype(dtype), axes=1, precision="highest"
-    )
+    rows, factor = rows.astype(dtype), rows_like(factor.astype(dtype), rows)
+    return jnp.where(factor == 0, 0, factor * rows) if silence else factor * rows
+
+
+def weighted_sum(
+    factor: PerExample, rows: Inexact[Array, "batch ..."], silence: bool = False
+) -> Inexact[Array, "..."]:
+    """sum_b factor_b rows_b; with `silence` 0 * NaN is 0."""
+    return jnp.sum(scaled(factor, rows, silence), axis=0)

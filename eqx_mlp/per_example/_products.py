@@ -8,16 +8,7 @@ from jaxtyping import Array, Float, Inexact
 
 from .._dtypes import promote
 from .._types import PerExample
-from ._batch import rows_like
 from ._norm import sum_dtype, weighted_sum
-
-
-def scaled(
-    factor: PerExample, rows: Inexact[Array, "batch ..."]
-) -> Inexact[Array, "batch ..."]:
-    """factor_b rows_b in the dtype of sums."""
-    dtype = sum_dtype(rows.dtype)
-    return rows_like(factor, rows).astype(dtype) * rows.astype(dtype)
 
 
 def squared(x: Inexact[Array, "..."]) -> Float[Array, "..."]:
@@ -30,7 +21,7 @@ def sum_of_squares(
     factor: PerExample, rows: Inexact[Array, "batch ..."]
 ) -> Float[Array, "..."]:
     """sum_b factor_b |rows_b|^2."""
-    return weighted_sum(factor, squared(rows), silence=False)
+    return weighted_sum(factor, squared(rows))
 
 
 def products_of_rows(

@@ -11,6 +11,7 @@ from .._types import PerExample
 from ._batch import zero_padding
 from ._chunks import scan_chunks
 from ._method import total_norm
+from ._norm import all_finite
 from ._route import Route
 from ._vmap import Examples
 
@@ -39,7 +40,7 @@ def sums_by_norm(
         value, aux, grads = route.backward(rows)
         norms = grads.norms(then_sum=True)
         norm = total_norm(norms, value)
-        finite = jnp.all(jnp.isfinite(norm)) if silence else True
+        finite = all_finite(norm) if silence else True
         norm = zero_padding(norm, counts)
         counted = jnp.isfinite(norm)
         if counts is not None:

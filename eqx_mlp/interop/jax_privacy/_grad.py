@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from ...per_example._loss import split_trainable, value_of_params
 from ...per_example._method import total_norm
-from ...per_example._norm import careful_norms
+from ...per_example._norm import row_norms
 from ...per_example.tapped import Engine
 from ._arguments import Arguments, numbers
 from ._bounded import AuxiliaryOutput, BoundedSensitivityCallable
@@ -136,8 +136,8 @@ def clipped_grad(
         def of_one(example: tuple, key: None) -> tuple:
             of_params = jax.value_and_grad(value_of, has_aux=True)
             (value, aux), grads = of_params(params, example, key)
-            norms = careful_norms([x[None] for x in jax.tree.leaves(grads)])
-            norm = total_norm(list(norms), value[None])[0]
+            norms = row_norms([x[None] for x in jax.tree.leaves(grads)])
+            norm = total_norm(norms, value[None])[0]
             return value, (aux, norm), pre_clipping_transform(as_given(grads))
 
         if form:

@@ -11,10 +11,10 @@ from jaxtyping import Array, Float, PyTree
 from ..._dtypes import promote, wide
 from ..._known import is_known
 from ..._types import PerExample
-from .._norm import each_row_norms, sum_dtype
+from .._norm import row_norms, sum_dtype
 from .._products import added_up
 from .._route import Gradients, Route
-from ._form import Dense, Form, Shared, one_row
+from ._form import Dense, Form, Shared
 from ._prefix import Prefix
 from ._program import Mark, Value
 from ._rows import Rows
@@ -186,7 +186,7 @@ class TappedGradients(Gradients):
         shared: Shared = {}
         measured = {p: f.measured(shared, then_sum) for p, f in forms.items()}
         arrays = [x for xs in measured.values() for x in xs]
-        norms = iter(each_row_norms(arrays) if arrays else ())
+        norms = iter(row_norms(arrays) if arrays else ())
         found = {
             p: form.norms([next(norms) for _ in measured[p]])
             for p, form in forms.items()
@@ -245,38 +245,45 @@ class TappedGradients(Gradients):
     ) -> dict:
         """sum_b factor_b g_b where a parameter meets the example, for each group.
 
-        0 * NaN is NaN: where an example is not finite, the sums begin anew and go from
-        example to example, leaving out those of factor 0. That loop has no steps
-        otherwise. A branch, or zeros put in place of NaN, would take memory always.
+        0 * NaN is NaN: where an example is not finite, the sums are those of arrays in
+        which such entries have been replaced. These arrays take memory. So there is a
+        branch for each sum, one after the other, that of the largest array last, when
+        others are no longer needed: whether all is finite, each branch tells the next.
         """
-        keys = self.engine.keys(group_of)
-        forms = {(i, g): self.forms[self.engine.frontier[i]] for i, g in keys}
+        silence = finite is not True
+        jobs: dict[Any, dict[tuple[int, int], Form]] = {}
+        for i, g in self.engine.keys(group_of):
+            form = self.forms[self.engine.frontier[i]].scaled(factors[g], silence)
+            jobs.setdefault((form.work, g), {})[i, g] = form
 
-        def all_of(forms: dict, factors: list[PerExample]) -> dict:
-            shared: Shared = {}
+        def sums(forms: dict[tuple[int, int], Form], shared: Shared) -> dict:
             return {
-                (i, g): form.weighted_sum(factors[g], shared).astype(
+                (i, g): form.sum(shared).astype(
                     sum_dtype(self.engine.frontier[i].dtype)
                 )
                 for (i, g), form in forms.items()
             }
 
-        sums = all_of(forms, factors)
-        batch = factors[0].shape[0]
-        if batch == 0 or (is_known(finite) and finite):
-            return sums
-
-        def add(b: Any, sums: dict) -> dict:
+        def silenced(forms: dict[tuple[int, int], Form]) -> dict:
             shared: Shared = {}
-            alone = {at: form.example(b, shared) for at, form in forms.items()}
-            factor = [one_row(x, b) for x in factors]
-            return {
-                (i, g): jnp.where(b == 0, 0, sums[i, g])
-                + jnp.where(factor[g][0] == 0, 0, one)
-                for (i, g), one in all_of(alone, factor).items()
-            }
+            quiet = {at: form.silenced(shared) for at, form in forms.items()}
+            return sums(quiet, shared)
 
-        return jax.lax.fori_loop(0, jnp.where(finite, 0, batch), add, sums)
+        found: dict = {}
+        loud = lambda job: sum(form.loud for form in job.values())
+        for job in sorted(jobs.values(), key=loud):
+            if not loud(job) or (is_known(finite) and finite):
+                found |= sums(job, {})
+            elif is_known(finite):
+                found |= silenced(job)
+            else:
+                new, finite = jax.lax.cond(
+                    finite,
+                    lambda job=job: (sums(job, {}), True),
+                    lambda job=job: (silenced(job), False),
+                )
+                found |= new
+        return found
 
 
 def added(a: Form, b: Form) -> Form:

@@ -4,14 +4,13 @@ import abc
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, Shaped
+from jaxtyping import Array, Float, Inexact
 
 from ..._types import PerExample
 from .._batch import rows_like
-from .._norm import weighted_sum
-from .._products import products_of_rows, scaled, sum_of_squares
+from .._norm import scaled, sum_dtype
+from .._products import products_of_rows, sum_of_squares
 
 # Kept while the forms of a batch are asked for the same thing.
 Shared = dict[Any, Any]
@@ -51,20 +50,33 @@ class Form(abc.ABC):
         """The gradients themselves."""
 
     @abc.abstractmethod
-    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
-        """sum_b factor_b g_b in float32 or wider."""
+    def scaled(self, factor: PerExample, silence: bool = False) -> "Form":
+        """factor_b g_b, in float32 or wider; with `silence` 0 * NaN is 0.
+
+        As far as that costs nothing: `loud` tells where a NaN may be left.
+        """
 
     @abc.abstractmethod
-    def example(self, b: Any, shared: Shared) -> "Form":
-        """Example number `b` alone, as a batch of one."""
+    def sum(self, shared: Shared) -> Inexact[Array, "..."]:
+        """sum_b g_b in float32 or wider."""
+
+    @property
+    def loud(self) -> int:
+        """How large the arrays are in which a NaN of an example times 0 may be left."""
+        return 0
+
+    def silenced(self, shared: Shared) -> "Form":
+        """The same without any such NaN, for which memory may be needed."""
+        return self
+
+    @property
+    def work(self) -> Any:
+        """What this form shares with those it should be summed together with."""
+        return self
 
     def part(self, i: int) -> "Form":
         """The gradients of entry `i` along the value's first axis."""
         return Dense(self.dense()[:, i], "formed")
-
-    def scaled(self, factor: PerExample) -> "Form":
-        """factor_b g_b, in float32 or wider."""
-        return Dense(scaled(factor, self.dense()), self.route)
 
     def second_moment(self, factor: PerExample) -> Float[Array, "..."]:
         """sum_b factor_b |g_b|^2, entry by entry, in float32 or wider."""
@@ -108,13 +120,13 @@ class Dense(Form):
         """As they are."""
         return self.rows
 
-    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
-        """One product of the factors and the rows."""
-        return weighted_sum(factor, self.rows, silence=False)
+    def scaled(self, factor: PerExample, silence: bool = False) -> "Dense":
+        """Entry by entry."""
+        return Dense(scaled(factor, self.rows, silence), self._route)
 
-    def example(self, b: Any, shared: Shared) -> "Dense":
-        """One row."""
-        return Dense(one_row(self.rows, b), self._route)
+    def sum(self, shared: Shared) -> Inexact[Array, "..."]:
+        """Entry by entry."""
+        return jnp.sum(self.rows.astype(sum_dtype(self.rows.dtype)), axis=0)
 
     def part(self, i: int) -> "Dense":
         """Some of the entries."""
@@ -128,11 +140,6 @@ class Dense(Form):
     def route(self) -> str:
         """As it was named."""
         return self._route
-
-
-def one_row(x: Shaped[Array, "batch ..."], b: Any) -> Shaped[Array, "1 ..."]:
-    """Row `b` as a batch of one."""
-    return jax.lax.dynamic_slice_in_dim(x, b, 1)
 
 
 def largest(rows: Inexact[Array, "batch ..."]) -> PerExample:

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact
 
 from ..._types import PerExample
-from .._norm import each_row_norms, sum_dtype, weighted_sum
-from .._products import scaled, squared
-from ._form import Cost, Dense, Form, Shared, divided, one_row
+from .._norm import row_norms, scaled, sum_dtype
+from .._products import squared
+from ._form import Cost, Dense, Form, Shared, divided
 from ._gram import Sides, common, over_largest, pairs_summed, products_summed
 from ._side import Side, outer, summed_outer
 
@@ -121,7 +121,7 @@ class Rows(Form):
         if groups == 1:
             return [side.raw for side in sides]
         flat = [s.array().reshape(batch * groups, s.shape[3]) for s in sides]
-        norms = functools.reduce(jnp.multiply, each_row_norms(flat))
+        norms = functools.reduce(jnp.multiply, row_norms(flat))
         return [norms.reshape(batch, groups)]
 
     def norms(self, measures: list[PerExample]) -> PerExample:
@@ -168,28 +168,35 @@ class Rows(Form):
             self.formed = self.as_value(functools.reduce(jnp.add, outers), batch=True)
         return self.formed
 
-    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
-        """One matrix product over examples and rows: sum_bt l_bt (c_b r_bt)^T.
-
-        Where the gradients have been formed for their norms, their sum is cheaper.
-        """
-        if self.formed is not None:
-            return weighted_sum(factor, self.formed, silence=False)
+    def sum(self, shared: Shared) -> Inexact[Array, "..."]:
+        """One matrix product over examples and rows: sum_bt l_bt r_bt^T."""
         dtype = common(side for part in self.parts for side in part)
         size = self.side_size(1)
-        sums = (
-            summed_outer(factor, *part, size, dtype, self.precision)
-            for part in self.parts
-        )
+        sums = (summed_outer(*part, size, dtype, self.precision) for part in self.parts)
         return self.as_value(functools.reduce(jnp.add, sums), batch=False)
 
-    def scaled(self, factor: PerExample) -> "Rows":
-        """With the factor on the right side."""
+    def scaled(self, factor: PerExample, silence: bool = False) -> Form:
+        """With the factor on the smaller side, or on what has been formed for norms."""
+        if self.formed is not None:
+            return Dense(scaled(factor, self.formed, silence), self.route)
         parts = [
-            (left, Side.of(scaled(factor, right.array()))) for left, right in self.parts
+            (left.scaled(factor, silence), right)
+            if not left.is_places and left.shape[3] < right.shape[3]
+            else (left, right.scaled(factor, silence))
+            for left, right in self.parts
         ]
-        form = self.form and (lambda: scaled(factor, self.dense()))
+        form = self.form and (lambda: scaled(factor, self.dense(), silence))
         return Rows(parts, self.axes, self.shape, self.precision, self.split, form)
+
+    @property
+    def loud(self) -> int:
+        """The sides on which there is no factor."""
+        return sum(side.loud for part in self.parts for side in part)
+
+    def silenced(self, shared: Shared) -> "Rows":
+        """An example times 0 has zeros on one side: the other need only be finite."""
+        parts = [(left.silenced(), right.silenced()) for left, right in self.parts]
+        return Rows(parts, self.axes, self.shape, self.precision, self.split)
 
     def second_moment(self, factor: PerExample) -> Float[Array, "..."]:
         """Of one row: (l_i r_j)^2 = l_i^2 r_j^2, a weighted sum of rows again."""
@@ -199,7 +206,7 @@ class Rows(Form):
         left = left if left.ndim == 3 else squared(left)
         squares = [(Side.of(left), Side.of(squared(right)))]
         rows = Rows(squares, self.axes, self.shape, self.precision, self.split)
-        return rows.weighted_sum(factor.astype(top.dtype) * top * top, {})
+        return rows.scaled(factor.astype(top.dtype) * top * top).sum({})
 
     def products(self, other: Form) -> Float[Array, "batch other"]:
         """The Gram form, T T' (L + R) a pair, where that is less than L R."""
@@ -213,13 +220,6 @@ class Rows(Form):
         others, other_top = other.over_largest()
         sums = (pairs_summed(p, q) for p in mine for q in others)
         return top[:, None] * other_top[None, :] * functools.reduce(jnp.add, sums)
-
-    def example(self, b: Any, shared: Shared) -> "Form":
-        """One example's rows, or its gradient where that has been formed."""
-        if self.formed is not None:
-            return Dense(one_row(self.formed, b))
-        parts = [(left.example(b), right.example(b)) for left, right in self.parts]
-        return Rows(parts, self.axes, self.shape, self.precision, self.split)
 
     def part(self, i: int) -> Form:
         """Some of the groups, where the first axis is one of groups."""

@@ -12,9 +12,7 @@ from jaxtyping import Array, Inexact, Shaped
 
 from ..._dtypes import promote
 from ..._types import PerExample
-from .._norm import sum_dtype
-from .._products import scaled
-from ._form import one_row
+from .._norm import scaled, sum_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +26,13 @@ class Side:
     raw: Shaped[Array, "batch ..."]
     order: tuple[int, ...]
     shape: tuple[int, ...]
+    silent: bool = False
+    """Whether no example that counts for nothing has a NaN here."""
+
+    @property
+    def loud(self) -> int:
+        """The number of entries where there may be one."""
+        return 0 if self.silent or self.is_places else self.raw.size
 
     @property
     def is_places(self) -> bool:
@@ -38,9 +43,17 @@ class Side:
         """In shape."""
         return self.raw.transpose(self.order).reshape(self.shape)
 
-    def example(self, b: Any) -> "Side":
-        """Example number `b` alone."""
-        return Side(one_row(self.raw, b), self.order, (1, *self.shape[1:]))
+    def scaled(self, factor: PerExample, silence: bool) -> "Side":
+        """Each example's vectors times its factor, in the dtype of sums."""
+        raw = scaled(factor, self.raw, silence)
+        return Side(raw, self.order, self.shape, silent=silence)
+
+    def silenced(self) -> "Side":
+        """With 0 for all that is not finite."""
+        if not self.loud:
+            return self
+        raw = jnp.where(jnp.isfinite(self.raw), self.raw, jnp.zeros_like(self.raw))
+        return Side(raw, self.order, self.shape, silent=True)
 
     def some(self, start: int, size: int) -> "Side":
         """`size` of the groups."""
@@ -91,24 +104,19 @@ def outer(
 
 
 def summed_outer(
-    factor: PerExample,
-    left: Side,
-    right: Side,
-    size: int,
-    dtype: Any,
-    precision: Any,
+    left: Side, right: Side, size: int, dtype: Any, precision: Any
 ) -> Inexact[Array, "group left right"]:
-    """sum_bt c_b l_bt r_bt^T of each group, with c on the smaller side."""
+    """sum_bt l_bt r_bt^T of each group."""
     if left.is_places:
-        y = scaled(factor, right.array().astype(dtype))
+        y = right.array().astype(dtype)
         add = functools.partial(jax.ops.segment_sum, num_segments=size)
         batch, groups, rows, width = y.shape
         y = jnp.moveaxis(y, 1, 0).reshape(groups, batch * rows, width)
         places = jnp.moveaxis(left.array(), 1, 0).reshape(groups, batch * rows)
         return jax.vmap(add)(y, places)
     x, y = left.array().astype(dtype), right.array().astype(dtype)
-    if left.shape[3] < right.shape[3]:
-        x = scaled(factor, x)
-    else:
-        y = scaled(factor, y)
-    return jnp.einsum("bgtl,bgtr->glr", x, y, precision=precision)
+    if x.shape[1] > 1:
+        return jnp.einsum("bgtl,bgtr->glr", x, y, precision=precision)
+    # With a batch axis of length 1 XLA would turn both sides round first.
+    x, y = (side.reshape(-1, side.shape[3]) for side in (x, y))
+    return jnp.einsum("nl,nr->lr", x, y, precision=precision)[None]

@@ -17,7 +17,8 @@ from jaxtyping import Array, Inexact
 
 from ...._dtypes import promote, wide
 from ...._types import PerExample
-from .._form import Cost, Form, Shared, one_row
+from ..._norm import scaled
+from .._form import Cost, Form, Shared
 from .._program import Mark, over_loops
 from .._site import Site
 from .._taps import read_by, tapped
@@ -55,16 +56,6 @@ class Block:
         call = jaxpr_as_fun(as_closed(equation.params["jaxpr"]))
         loops = () if self.one_by_one else equation.loops
         self.call = over_loops(equation, call, loops)
-
-    def example(self, b: Any) -> "Block":
-        """Example number `b` alone."""
-        axes = self.site.in_axes()
-        operands = tuple(
-            x if axis is None else one_row(x, b)
-            for x, axis in zip(self.operands, axes, strict=True)
-        )
-        cotangents = tuple(one_row(d, b) for d in self.cotangents)
-        return Block(self.site, operands, cotangents)
 
     def each_step(self, f: Callable[..., list], factor: Any = None) -> list[Array]:
         """`f(engine, gradients, factor)` at each step, the steps in front."""
@@ -131,12 +122,12 @@ class Block:
 
         return self.each_step(of_step)
 
-    def weighted_sums(self, factor: PerExample) -> list[Array]:
+    def weighted_sums(self, factor: PerExample, finite: bool) -> list[Array]:
         """Each parameter's sum, `[step, ...]`."""
         together = (0,) * len(self.params)
 
         def of_step(engine: Any, gradients: Any, factor: PerExample) -> list:
-            sums = gradients.weighted_sums([factor], together, True)
+            sums = gradients.weighted_sums([factor], together, finite)
             return engine.finish(sums, together)
 
         return self.each_step(of_step, factor)
@@ -175,11 +166,19 @@ class Block:
 
 
 class Recomputed(Form):
-    """The gradients of one parameter of a block."""
+    """The gradients of one parameter of a block, each times its factor."""
 
-    def __init__(self, block: Block, operand: int) -> None:
+    def __init__(
+        self,
+        block: Block,
+        operand: int,
+        factor: PerExample | None = None,
+        finite: bool = True,
+    ) -> None:
         self.block = block
         self.operand = operand
+        self.factor = factor
+        self.finite = finite
         self.number = block.params.index(operand)
         self.shape = block.site.equation.inputs[operand].full_shape
 
@@ -198,20 +197,33 @@ class Recomputed(Form):
     def dense(self) -> Inexact[Array, "batch ..."]:
         """Formed, all steps of them."""
         rows = jnp.moveaxis(self.block.dense(self.number), 1, 0)
-        return rows.reshape(rows.shape[0], *self.shape)
+        rows = rows.reshape(rows.shape[0], *self.shape)
+        return rows if self.factor is None else scaled(self.factor, rows)
 
-    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
+    def scaled(self, factor: PerExample, silence: bool = False) -> "Recomputed":
+        """Kept until a sum is asked for."""
+        return Recomputed(self.block, self.operand, factor)
+
+    def sum(self, shared: Shared) -> Inexact[Array, "..."]:
         """One more pass through the block for all of its parameters."""
-        job = self.block, id(factor)
-        if job not in shared:
-            shared[job] = self.block.weighted_sums(factor)
-        return shared[job][self.number].reshape(self.shape)
-
-    def example(self, b: Any, shared: Shared) -> "Recomputed":
-        """The same of the block for one example."""
         if self.block not in shared:
-            shared[self.block] = self.block.example(b)
-        return Recomputed(shared[self.block], self.operand)
+            factor = jnp.ones(self.block.batch) if self.factor is None else self.factor
+            shared[self.block] = self.block.weighted_sums(factor, self.finite)
+        return shared[self.block][self.number].reshape(self.shape)
+
+    @property
+    def loud(self) -> int:
+        """All that the block reads."""
+        return sum(math.prod(x.shape) for x in self.block.operands)
+
+    def silenced(self, shared: Shared) -> "Recomputed":
+        """That the block leaves them out is up to the gradients inside it."""
+        return Recomputed(self.block, self.operand, self.factor, finite=False)
+
+    @property
+    def work(self) -> Any:
+        """The block."""
+        return self.block
 
     def part(self, i: int) -> Form:
         """That of one step, where the steps are found one by one."""
@@ -252,13 +264,22 @@ class OneStep(Form):
         """Formed."""
         return self.stack.dense()[:, self.step]
 
-    def weighted_sum(self, factor: PerExample, shared: Shared) -> Inexact[Array, "..."]:
+    def scaled(self, factor: PerExample, silence: bool = False) -> "OneStep":
         """That step's."""
-        return self.stack.weighted_sum(factor, shared)[self.step]
+        return OneStep(self.stack.scaled(factor, silence), self.step)
 
-    def example(self, b: Any, shared: Shared) -> "OneStep":
-        """The same for one example."""
-        return OneStep(self.stack.example(b, shared), self.step)
+    def sum(self, shared: Shared) -> Inexact[Array, "..."]:
+        """That step's."""
+        return self.stack.sum(shared)[self.step]
+
+    @property
+    def loud(self) -> int:
+        """As the whole stack."""
+        return self.stack.loud
+
+    def silenced(self, shared: Shared) -> "OneStep":
+        """As the whole stack."""
+        return OneStep(self.stack.silenced(shared), self.step)
 
     def cost(self) -> Cost:
         """Its share."""
