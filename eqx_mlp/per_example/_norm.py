@@ -62,10 +62,10 @@ def _into_range(squares: PerExample, size: int) -> PerExample:
     """
     limits = jnp.finfo(squares.dtype)
     # What n squares lose by underflow, n * tiny, is then below the rounding of the sum.
-    low, high = size * limits.tiny / limits.eps, limits.max / 4
+    low = size * limits.tiny / limits.eps
     up, down = 2.0 ** (limits.maxexp * 3 // 4), 2.0 ** -(limits.maxexp * 5 // 8)
     scale = jnp.where(squares < low, up, jnp.ones_like(squares))
-    return jnp.where(squares > high, down, scale)
+    return jnp.where(squares == jnp.inf, down, scale)
 
 
 @row_norms.defjvp

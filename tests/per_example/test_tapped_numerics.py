@@ -41,6 +41,22 @@ def test_norms_whose_squares_leave_the_range(scale):
         np.testing.assert_allclose(got, [rows * scale * np.sqrt(size)], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "powers"), [(jnp.float32, (-36, 37)), (jnp.float64, (-306, 307))]
+)
+@pytest.mark.usefixtures("x64")
+def test_norms_from_one_end_of_the_range_to_the_other_in_one_batch(dtype, powers):
+    # Each size also beside a NaN and an infinity, which must not move the others.
+    exact = np.array([[3 * 10.0**k, 4 * 10.0**k] for k in range(*powers)])
+    bad = np.array([[np.nan, 1], [1, -np.inf], [0, 0]])
+    norms = jax.jit(per_example_grad_norm(lambda w, x: jnp.sum(w * x)))
+    for rows in (exact, np.concatenate([exact, bad])):
+        got = np.asarray(norms(jnp.ones(2, dtype), jnp.array(rows, dtype)))
+        want = 5 / 3 * exact[:, 0]
+        np.testing.assert_allclose(got[: len(want)], want, rtol=8 * np.finfo(dtype).eps)
+    np.testing.assert_array_equal(got[-3:], [np.nan, np.inf, 0])
+
+
 def test_an_example_with_no_gradient_has_norm_zero_and_factor_one():
     loss = lambda w, x: jnp.sum(w * x)
     x = jnp.array([[0.0, 0.0], [3.0, 4.0]])
@@ -84,6 +100,29 @@ def test_an_example_that_is_not_finite_in_rows_and_tables(getkey):
     grads, stats = f(params, ids, jnp.array([1.0, jnp.nan, 1.0]))
     without, _ = f(params, ids[::2], jnp.ones(2))
     assert np.isnan(stats.grad_norm[1])
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(without), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_where_no_example_is_finite_the_sum_is_zero(jit):
+    model = MLP(5, 3, (4,), key=jax.random.key(0))
+    f = clipped_grad(losses.cross_entropy, l2_clip_norm=0.2)
+    f = eqx.filter_jit(f) if jit else f
+    grads, stats = f(model, jnp.full((3, 5), jnp.nan), jnp.arange(3))
+    assert np.isnan(stats.grad_norm).all()
+    assert all((np.asarray(g) == 0).all() for g in jax.tree.leaves(grads))
+
+
+def test_each_group_leaves_out_the_same_example_that_is_not_finite():
+    model = MLP(5, 3, (4,), key=jax.random.key(0))
+    norms = jax.tree.map(lambda p: 0.1, eqx.filter(model, eqx.is_array))
+    x = jax.random.normal(jax.random.key(1), (4, 5))
+    y = jnp.arange(4) % 3
+    f = eqx.filter_jit(clipped_grad(losses.cross_entropy, l2_clip_norm=norms))
+    grads, _ = f(model, x.at[1, 3].set(jnp.inf), y)
+    rest = jnp.array([0, 2, 3])
+    without, _ = f(model, x[rest], y[rest])
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(without), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
@@ -137,7 +176,7 @@ def test_no_examples_give_zeros():
         assert stats.grad_norm.shape == (0,)
 
 
-def test_norms_can_be_differentiated_and_so_can_clipped_sums_forwards():
+def test_norms_and_clipped_sums_can_be_differentiated():
     def loss(w, x):
         return 0.5 * jnp.dot(w, x) ** 2
 
@@ -152,6 +191,21 @@ def test_norms_can_be_differentiated_and_so_can_clipped_sums_forwards():
     sums = lambda w: clipped(w, jnp.array([1.0, 4.0, 7.0]))[0]
     _, moved = jax.jvp(sums, (jnp.array(2.0),), (jnp.array(1.0),))
     np.testing.assert_allclose(moved, 2.5, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.grad(sums))(jnp.array(2.0)), 2.5, rtol=1e-6)
+
+
+def test_clipped_sums_can_be_differentiated_in_reverse_as_by_formed_gradients():
+    model = MLP(5, 3, (4,), key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (4, 5))
+
+    def length(method):
+        f = clipped_grad(losses.cross_entropy, l2_clip_norm=0.2, method=method)
+        squares = lambda g: jnp.sum(jnp.square(g))
+        sums = lambda x: jax.tree.map(squares, f(model, x, jnp.arange(4) % 3)[0])
+        return lambda x: jnp.sum(jnp.stack(jax.tree.leaves(sums(x))))
+
+    moved = jax.jit(jax.grad(length("auto")))(x)
+    np.testing.assert_allclose(moved, jax.grad(length("vmap"))(x), rtol=1e-4, atol=1e-7)
 
 
 def test_where_every_gradient_is_zero_the_norm_has_derivative_zero():

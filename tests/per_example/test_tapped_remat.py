@@ -6,7 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqx_mlp import clipped_grad, explain, per_example_grad_norm
+from eqx_mlp import (
+    clipped_grad,
+    explain,
+    per_example_grad_dot,
+    per_example_grad_norm,
+)
 
 SIZE = 3
 
@@ -130,6 +135,28 @@ def test_an_example_of_nan_is_left_out(stacked):
     np.testing.assert_array_equal(np.isnan(stats.grad_norm), [0, 1, 0, 0])
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_of_one_call_are_clipped_by_the_norms_of_their_own_groups():
+    ms = [layer(i, jnp.float32) for i in range(2)]
+    x = jax.random.normal(jax.random.key(1), (4, SIZE)).at[1].set(jnp.nan)
+    limits = jax.tree.map(lambda p: 0.1 * p.ndim, eqx.filter(ms, eqx.is_array))
+    auto, vmap = (
+        jax.tree.leaves(clipped_grad(chain, l2_clip_norm=limits, method=m)(ms, x)[0])
+        for m in ("auto", "vmap")
+    )
+    for a, b in zip(auto, vmap, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_cosines_of_gradients_of_such_calls():
+    ms = [layer(i, jnp.float32) for i in range(2)]
+    x = jax.random.normal(jax.random.key(1), (4, SIZE))
+    auto, vmap = (
+        per_example_grad_dot(chain, normalize=True, method=m)(ms, (x,), (x[:2],))
+        for m in ("auto", "vmap")
+    )
+    np.testing.assert_allclose(auto, vmap, rtol=1e-5, atol=1e-6)
 
 
 def test_memory_holds_one_layer_of_a_stack():
