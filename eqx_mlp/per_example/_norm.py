@@ -1,6 +1,7 @@
 """Euclidean norms over trees, exact where squares would over- or underflow."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -11,6 +12,9 @@ from .._dtypes import promote, wide
 from .._known import is_known
 from .._types import PerExample
 from ._batch import rows_like
+
+# Rows of at most so many entries are as an activation, others as a formed gradient.
+NARROW = 2**12
 
 
 def joint_norm(parts: list[PerExample]) -> PerExample:
@@ -83,6 +87,13 @@ def _move_of_norms(primals: tuple, tangents: tuple) -> tuple:
 
 
 def _squares(x: Float[Array, "batch ..."]) -> PerExample:
+    size = math.prod(x.shape[1:])
+    old_cpu = jax.__version_info__ < (0, 10, 2) and jax.default_backend() == "cpu"
+    if old_cpu and size <= NARROW:
+        # Older XLA writes all squares to memory before it adds them up on a CPU, but
+        # not those of narrow rows before it multiplies them by something.
+        rows = jnp.square(x).reshape(x.shape[0], size)
+        return jnp.matmul(rows, jnp.ones(size, x.dtype), precision="highest")
     return jnp.sum(jnp.square(x), axis=_own_axes(x))
 
 
@@ -125,5 +136,10 @@ def scaled(
 def weighted_sum(
     factor: PerExample, rows: Inexact[Array, "batch ..."], silence: bool = False
 ) -> Inexact[Array, "..."]:
-    """sum_b factor_b rows_b; with `silence` 0 * NaN is 0."""
-    return jnp.sum(scaled(factor, rows, silence), axis=0)
+    """sum_b factor_b rows_b by one product; with `silence` 0 * NaN is 0."""
+    dtype = sum_dtype(rows.dtype)
+    if silence:
+        rows = jnp.where(rows_like(factor != 0, rows), rows, jnp.zeros_like(rows))
+    return jnp.tensordot(
+        factor.astype(dtype), rows.astype(dtype), axes=1, precision="highest"
+    )

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqx_mlp import MLP, clipped_grad, losses, per_example_grad_norm
+from eqx_mlp import MLP, clipped_grad, explain, losses, per_example_grad_norm
 
 
 def linear(w, x):
@@ -102,6 +102,22 @@ def test_an_example_that_is_not_finite_in_rows_and_tables(getkey):
     assert np.isnan(stats.grad_norm[1])
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(without), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_one_that_is_not_finite_in_gradients_of_many_entries(jit, getkey):
+    # Formed: a matrix that meets 65 rows, and what is added to each of them.
+    params = {name: jax.random.normal(getkey(), (65, 65)) for name in ("w", "at")}
+    loss = lambda p, x: jnp.sum(jnp.sin(x @ p["w"] + p["at"]))
+    x = jax.random.normal(getkey(), (3, 65, 65))
+    f = clipped_grad(loss, l2_clip_norm=0.5)
+    f = jax.jit(f) if jit else f
+    assert {p.rule for p in explain(loss)(params, x).parameters} == {"formed", "direct"}
+    grads, stats = f(params, x.at[1, 2, 3].set(jnp.nan))
+    without, _ = f(params, x[::2])
+    assert np.isnan(stats.grad_norm[1])
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(without), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -2,14 +2,16 @@
 
 import abc
 import dataclasses
+import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact
 
 from ..._types import PerExample
 from .._batch import rows_like
-from .._norm import scaled, sum_dtype
+from .._norm import NARROW, scaled, sum_dtype, weighted_sum
 from .._products import products_of_rows, sum_of_squares
 
 # Kept while the forms of a batch are asked for the same thing.
@@ -121,7 +123,9 @@ class Dense(Form):
         return self.rows
 
     def scaled(self, factor: PerExample, silence: bool = False) -> "Dense":
-        """Entry by entry."""
+        """Entry by entry if narrow; else XLA needs time and memory for it."""
+        if math.prod(self.shape) > NARROW:
+            return Weighted(self.rows, factor)
         return Dense(scaled(factor, self.rows, silence), self._route)
 
     def sum(self, shared: Shared) -> Inexact[Array, "..."]:
@@ -140,6 +144,45 @@ class Dense(Form):
     def route(self) -> str:
         """As it was named."""
         return self._route
+
+
+class Weighted(Dense):
+    """Gradients of many entries, and the factors they are to be multiplied by."""
+
+    def __init__(
+        self,
+        rows: Inexact[Array, "batch ..."],
+        factor: PerExample,
+        finite: bool = True,
+    ) -> None:
+        super().__init__(rows, "formed")
+        self.factor = factor
+        self.finite = finite
+
+    def dense(self) -> Inexact[Array, "batch ..."]:
+        """Multiplied."""
+        return scaled(self.factor, self.rows)
+
+    def sum(self, shared: Shared) -> Inexact[Array, "..."]:
+        """One product, or example by example, which takes no memory."""
+        if self.finite:
+            return weighted_sum(self.factor, self.rows)
+
+        def add(total: Array, example: tuple) -> tuple[Array, None]:
+            factor, row = (x[None] for x in example)
+            return total + scaled(factor, row, silence=True)[0], None
+
+        zeros = jnp.zeros(self.shape, sum_dtype(self.rows.dtype))
+        return jax.lax.scan(add, zeros, (self.factor, self.rows))[0]
+
+    @property
+    def loud(self) -> int:
+        """All entries."""
+        return self.rows.size
+
+    def silenced(self, shared: Shared) -> "Weighted":
+        """To be added up example by example."""
+        return Weighted(self.rows, self.factor, finite=False)
 
 
 def largest(rows: Inexact[Array, "batch ..."]) -> PerExample:

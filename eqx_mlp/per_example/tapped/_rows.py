@@ -178,7 +178,7 @@ class Rows(Form):
     def scaled(self, factor: PerExample, silence: bool = False) -> Form:
         """With the factor on the smaller side, or on what has been formed for norms."""
         if self.formed is not None:
-            return Dense(scaled(factor, self.formed, silence), self.route)
+            return Dense(self.formed, self.route).scaled(factor, silence)
         parts = [
             (left.scaled(factor, silence), right)
             if not left.is_places and left.shape[3] < right.shape[3]
