@@ -220,6 +220,14 @@ def test_squares_and_products_out_of_range_on_the_way_come_out_right():
     assert (np.asarray(of_zero) == 0).all()
 
 
+def test_cosines_of_gradients_of_many_entries_that_are_there_already(getkey):
+    x = jax.random.normal(getkey(), (3, 5000))
+    cosine = per_example_grad_dot(lambda w, x: jnp.sum(w * x), normalize=True)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    got = cosine(jnp.ones(5000), (x,), (x[:2],))
+    np.testing.assert_allclose(got, unit @ unit[:2].T, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_products_and_cosines_in_chunks(method):
     w, x = jnp.array([1.0, 2.0]), jnp.arange(10.0).reshape(5, 2)
