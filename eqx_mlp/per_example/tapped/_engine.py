@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ..._dtypes import promote, wide
-from ..._known import is_known
 from ..._types import PerExample
 from .._norm import row_norms, sum_dtype
 from .._products import added_up
@@ -19,6 +18,7 @@ from ._prefix import Prefix
 from ._program import Mark, Value
 from ._rows import Rows
 from ._site import Site
+from ._summed import summed
 from ._taps import Tape, Taps
 from ._trace import trace
 from .rules import forms, reads
@@ -243,47 +243,16 @@ class TappedGradients(Gradients):
     def weighted_sums(
         self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any
     ) -> dict:
-        """sum_b factor_b g_b where a parameter meets the example, for each group.
-
-        0 * NaN is NaN: where an example is not finite, the sums are those of arrays in
-        which such entries have been replaced. These arrays take memory. So there is a
-        branch for each sum, one after the other, that of the largest array last, when
-        others are no longer needed: whether all is finite, each branch tells the next.
-        """
-        silence = finite is not True
-        jobs: dict[Any, dict[tuple[int, int], Form]] = {}
-        for i, g in self.engine.keys(group_of):
-            form = self.forms[self.engine.frontier[i]].scaled(factors[g], silence)
-            jobs.setdefault((form.work, g), {})[i, g] = form
-
-        def sums(forms: dict[tuple[int, int], Form], shared: Shared) -> dict:
-            return {
-                (i, g): form.sum(shared).astype(
-                    sum_dtype(self.engine.frontier[i].dtype)
-                )
-                for (i, g), form in forms.items()
-            }
-
-        def silenced(forms: dict[tuple[int, int], Form]) -> dict:
-            shared: Shared = {}
-            quiet = {at: form.silenced(shared) for at, form in forms.items()}
-            return sums(quiet, shared)
-
-        found: dict = {}
-        loud = lambda job: sum(form.loud for form in job.values())
-        for job in sorted(jobs.values(), key=loud):
-            if not loud(job) or (is_known(finite) and finite):
-                found |= sums(job, {})
-            elif is_known(finite):
-                found |= silenced(job)
-            else:
-                new, finite = jax.lax.cond(
-                    finite,
-                    lambda job=job: (sums(job, {}), True),
-                    lambda job=job: (silenced(job), False),
-                )
-                found |= new
-        return found
+        """sum_b factor_b g_b where a parameter meets the example, for each group."""
+        frontier, silence = self.engine.frontier, finite is not True
+        forms = {
+            (i, g): self.forms[frontier[i]].scaled(factors[g], silence)
+            for i, g in self.engine.keys(group_of)
+        }
+        return {
+            (i, g): total.astype(sum_dtype(frontier[i].dtype))
+            for (i, g), total in summed(forms, finite).items()
+        }
 
 
 def added(a: Form, b: Form) -> Form:

@@ -67,7 +67,7 @@ class Form(abc.ABC):
         """How large the arrays are in which a NaN of an example times 0 may be left."""
         return 0
 
-    def silenced(self, shared: Shared) -> "Form":
+    def silenced(self) -> "Form":
         """The same without any such NaN, for which memory may be needed."""
         return self
 
@@ -180,7 +180,7 @@ class Weighted(Dense):
         """All entries."""
         return self.rows.size
 
-    def silenced(self, shared: Shared) -> "Weighted":
+    def silenced(self) -> "Weighted":
         """To be added up example by example."""
         return Weighted(self.rows, self.factor, finite=False)
 

@@ -193,7 +193,7 @@ class Rows(Form):
         """The sides on which there is no factor."""
         return sum(side.loud for part in self.parts for side in part)
 
-    def silenced(self, shared: Shared) -> "Rows":
+    def silenced(self) -> "Rows":
         """An example times 0 has zeros on one side: the other need only be finite."""
         parts = [(left.silenced(), right.silenced()) for left, right in self.parts]
         return Rows(parts, self.axes, self.shape, self.precision, self.split)

@@ -216,7 +216,7 @@ class Recomputed(Form):
         """All that the block reads."""
         return sum(math.prod(x.shape) for x in self.block.operands)
 
-    def silenced(self, shared: Shared) -> "Recomputed":
+    def silenced(self) -> "Recomputed":
         """That the block leaves them out is up to the gradients inside it."""
         return Recomputed(self.block, self.operand, self.factor, finite=False)
 
@@ -277,9 +277,9 @@ class OneStep(Form):
         """As the whole stack."""
         return self.stack.loud
 
-    def silenced(self, shared: Shared) -> "OneStep":
+    def silenced(self) -> "OneStep":
         """As the whole stack."""
-        return OneStep(self.stack.silenced(shared), self.step)
+        return OneStep(self.stack.silenced(), self.step)
 
     def cost(self) -> Cost:
         """Its share."""
