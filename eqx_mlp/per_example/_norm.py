@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact
 
 from .._dtypes import promote, wide
-from .._known import is_known
 from .._types import PerExample
 from ._batch import rows_like
+from ._choose import choose
 
 # Rows of at most so many entries are as an activation, others as a formed gradient.
 NARROW = 2**12
@@ -47,11 +47,8 @@ def row_norms(arrays: list[Inexact[Array, "batch ..."]]) -> list[PerExample]:
     again = lambda: [
         _squares(x * rows_like(c, x)) for x, c in zip(arrays, scales, strict=True)
     ]
-    if is_known(safe):
-        squares = squares if safe else again()
-    else:
-        squares = jax.lax.cond(safe, lambda: squares, again)
-    return [jnp.sqrt(s) / c for s, c in zip(squares, scales, strict=True)]
+    found = choose(safe, lambda: squares, again)
+    return [jnp.sqrt(s) / c for s, c in zip(found, scales, strict=True)]
 
 
 def all_finite(x: Float[Array, " n"]) -> Bool[Array, ""]:

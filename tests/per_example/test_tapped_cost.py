@@ -8,11 +8,14 @@ import pytest
 from eqx_mlp import MLP, clipped_grad
 
 
-def planned(f, model, x):
+def planned(f, model, x, many):
     """FLOPs, and bytes of arguments, results and temporaries together."""
     params, static = eqx.partition(model, eqx.is_array)
-    program = jax.jit(lambda p, x: f(eqx.combine(p, static), x)).lower(params, x)
-    program = program.compile()
+    of_params = lambda p, x: f(eqx.combine(p, static), x)
+    for _ in range(many):
+        of_params = jax.vmap(of_params, in_axes=(0, None))
+        params = jax.tree.map(lambda p: jnp.stack([p, p]), params)
+    program = jax.jit(of_params).lower(params, x).compile()
     memory, cost = program.memory_analysis(), program.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost
     return cost["flops"], (
@@ -22,11 +25,11 @@ def planned(f, model, x):
     )
 
 
-def ratios(loss, model, x):
-    """Of FLOPs and of bytes, clipped over plain."""
+def ratios(loss, model, x, many=0):
+    """Of FLOPs and of bytes, clipped over plain, for 2^many models."""
     mean = lambda model, x: jnp.mean(jax.vmap(loss, in_axes=(None, 0))(model, x))
-    plain = planned(eqx.filter_grad(mean), model, x)
-    clipped = planned(clipped_grad(loss, l2_clip_norm=1.0), model, x)
+    plain = planned(eqx.filter_grad(mean), model, x, many)
+    clipped = planned(clipped_grad(loss, l2_clip_norm=1.0), model, x, many)
     return tuple(a / b for a, b in zip(clipped, plain, strict=True))
 
 
@@ -35,6 +38,15 @@ def test_a_dense_net_takes_the_flops_and_the_memory_of_a_plain_gradient(batch):
     model = MLP(784, 10, (256, 128), key=jax.random.key(0))
     loss = lambda model, x: jax.nn.logsumexp(model(x))
     flops, bytes_ = ratios(loss, model, jnp.ones((batch, 784)))
+    assert flops < 1.05
+    assert bytes_ < 1.3
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_an_ensemble_takes_no_branch_that_none_of_its_models_needs(many):
+    model = MLP(784, 10, (256, 128), key=jax.random.key(0))
+    loss = lambda model, x: jax.nn.logsumexp(model(x))
+    flops, bytes_ = ratios(loss, model, jnp.ones((256, 784)), many)
     assert flops < 1.05
     assert bytes_ < 1.3
 

@@ -120,6 +120,25 @@ def test_one_that_is_not_finite_in_gradients_of_many_entries(jit, getkey):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_a_model_of_an_ensemble_that_is_not_finite_leaves_the_others_as_they_are():
+    keys = jax.random.split(jax.random.key(0), 3)
+    models = eqx.filter_vmap(lambda key: MLP(5, 3, (4,), key=key))(keys)
+    spoil = lambda w: w.at[1, 0].set(jnp.nan)
+    models = eqx.tree_at(lambda m: m.layers[0].weight, models, replace_fn=spoil)
+    x = jax.random.normal(jax.random.key(1), (4, 5)) * 1e-25
+    y = jnp.arange(4) % 3
+    f = clipped_grad(losses.cross_entropy, l2_clip_norm=0.2)
+    of_all = eqx.filter_vmap(f, in_axes=(eqx.if_array(0), None, None))
+    grads, stats = eqx.filter_jit(of_all)(models, x, y)
+    np.testing.assert_array_equal(np.isfinite(stats.grad_norm).all(1), [1, 0, 1])
+    for i in (0, 2):
+        one = jax.tree.map(lambda p, i=i: p[i] if eqx.is_array(p) else p, models)
+        want, _ = f(one, x, y)
+        for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a[i], b, rtol=1e-5, atol=1e-30)
+    assert all((np.asarray(g[1]) == 0).all() for g in jax.tree.leaves(grads))
+
+
 @pytest.mark.parametrize("jit", [False, True])
 def test_where_no_example_is_finite_the_sum_is_zero(jit):
     model = MLP(5, 3, (4,), key=jax.random.key(0))
@@ -220,8 +239,14 @@ def test_clipped_sums_can_be_differentiated_in_reverse_as_by_formed_gradients():
         sums = lambda x: jax.tree.map(squares, f(model, x, jnp.arange(4) % 3)[0])
         return lambda x: jnp.sum(jnp.stack(jax.tree.leaves(sums(x))))
 
+    expected = jax.grad(length("vmap"))(x)
     moved = jax.jit(jax.grad(length("auto")))(x)
-    np.testing.assert_allclose(moved, jax.grad(length("vmap"))(x), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-7)
+    moved = jax.jit(jax.vmap(jax.grad(length("auto"))))(jnp.stack([x, 0 * x]))
+    np.testing.assert_allclose(moved[0], expected, rtol=1e-4, atol=1e-7)
+    both = lambda xs: jnp.sum(jax.vmap(length("auto"))(xs))
+    moved = jax.jit(jax.grad(both))(jnp.stack([x, 0 * x]))
+    np.testing.assert_allclose(moved[0], expected, rtol=1e-4, atol=1e-7)
 
 
 def test_where_every_gradient_is_zero_the_norm_has_derivative_zero():

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import jax
 from jaxtyping import Array, Inexact
 
-from ..._known import is_known
+from .._choose import choose
 from ._form import Form, Shared
 
 # (number of the value, group of parameters in it)
@@ -26,17 +25,15 @@ def summed(forms: dict[At, Form], finite: Any) -> Sums:
         jobs.setdefault((form.work, at[1]), {})[at] = form
     found: Sums = {}
     for job in sorted(jobs.values(), key=_loud):
-        if not _loud(job) or (is_known(finite) and finite):
+        if not _loud(job):
             found |= _sums(job)
-        elif is_known(finite):
-            found |= _silenced(job)
-        else:
-            new, finite = jax.lax.cond(
-                finite,
-                lambda job=job: (_sums(job), True),
-                lambda job=job: (_silenced(job), False),
-            )
-            found |= new
+            continue
+        new, finite = choose(
+            finite,
+            lambda job=job: (_sums(job), True),
+            lambda job=job: (_silenced(job), False),
+        )
+        found |= new
     return found
 
 
