@@ -1,6 +1,6 @@
 """The reference route: `vmap` of `grad`, every gradient formed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -58,9 +58,9 @@ class FormedGradients(Gradients):
     def __init__(self, grads: PyTree) -> None:
         self.leaves, self.tree = jax.tree.flatten(grads)
 
-    def norms(self, then_sum: bool) -> list[PerExample | None]:
+    def norms(self, then_sum: bool) -> Sequence[PerExample | None]:
         """From the entries."""
-        return [*row_norms(self.leaves)]
+        return row_norms(self.leaves)
 
     def weighted_sums(
         self, factors: list[PerExample], group_of: tuple[int, ...], finite: Any

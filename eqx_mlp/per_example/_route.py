@@ -1,6 +1,7 @@
 """A route from a loss to the norms and weighted sums of per-example gradients."""
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Array, Float, PyTree
@@ -12,7 +13,7 @@ class Gradients(abc.ABC):
     """The gradients of a batch, formed or not."""
 
     @abc.abstractmethod
-    def norms(self, then_sum: bool) -> list[PerExample | None]:
+    def norms(self, then_sum: bool) -> Sequence[PerExample | None]:
         """Each parameter's norms, in the order of leaves; None where all are zero.
 
         `then_sum` says whether weighted sums will be asked for, too: then another way
